@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_WINDOW_H
+#define WORKERD_WINDOW_H
+/*
+ * A window as a stage computes it: the token rows of one forward pass. Built by stage.c from the link
+ * (proto/link_shm.h) after every number in it has been bounded; read by the model and the backend;
+ * valid until model_run returns. Device thread only.
+ */
+#include <stdint.h>
+
+#include "proto/pool_shm.h"
+#include "workerd/sampler.h"
+
+/* Which of a lane's rows give logits. */
+enum window_want {
+    WINDOW_NONE, /* a piece of a prompt that is not the last */
+    WINDOW_LAST, /* the last row: a token is sampled from it */
+    WINDOW_ALL,  /* every row (a debug setting: hashes, log-likelihoods); the last is sampled */
+};
+
+struct window_lane {
+    const uint64_t *table; /* chunk table, pool_entry words; checked: chunk <= arena n_chunks */
+    uint32_t n_table;      /* entries readable at table; positions past them go to the trash chunk */
+    uint32_t pos;          /* position of the lane's first row = number of cells before it */
+    uint32_t n_rows;       /* token rows, at least 1 */
+    uint32_t first_row;    /* index of its first row in the window */
+    uint32_t want;         /* enum window_want */
+    uint32_t token;        /* out, when want is not NONE: the sampled token */
+    struct sampling sampling;
+};
+
+struct window {
+    uint32_t n_rows, n_lanes;
+    const uint32_t *tokens; /* [n_rows], bounded by the vocabulary; read by the first stage */
+    struct window_lane *lanes;
+    const float *in; /* [n_rows][n_embd] from the stage before; NULL on the first */
+    float *out;      /* [n_rows][n_embd] to the next; NULL on the last */
+    /* Last stage, optional: called for each row with logits, in row order, after the window is
+     * computed and before model_run returns. */
+    void (*on_logits)(void *arg, uint32_t lane, uint32_t row, const float *logits, uint32_t n_vocab);
+    void *on_logits_arg;
+};
+
+#endif
