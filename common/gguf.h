@@ -6,10 +6,10 @@
  * template), workers also its tensors.
  *
  * The file is hostile until gguf_open has returned 0: every count, offset, type and string has been
- * bounded, keys and tensor names are unique, every tensor lies inside the data section. Failures name
- * the file, the key or tensor, and the reason. Only the metadata stays mapped; a tensor is mapped by
- * gguf_map when it is needed, so a stage maps and touches only its own layers. Immutable after open;
- * any thread may read.
+ * bounded, keys and tensor names are unique, every tensor lies inside the data section. Failures
+ * name the file, the key or tensor, and the reason. Only the metadata stays mapped; a tensor is
+ * mapped by gguf_map when it is needed, so a stage maps and touches only its own layers. Immutable
+ * after open; any thread may read.
  */
 #include <stdbool.h>
 

@@ -15,8 +15,8 @@
 #include "common/ggml_type.h"
 
 enum {
-    /* Published files have under 100 keys and under 2,000 tensors; the bounds keep our tables (about
-     * 120 and 170 bytes an entry) small whatever the file says. */
+    /* Published files have under 100 keys and under 2,000 tensors; the bounds keep our tables
+     * (about 120 and 170 bytes an entry) small whatever the file says. */
     PAIRS_MAX = 1 << 16,
     TENSORS_MAX = 1 << 16,
     /* Bytes of a key; the GGUF specification's bound. */
@@ -88,7 +88,7 @@ static int read_u64(struct reader *rd, uint64_t *ret) { return read_bytes(rd, re
 
 static int read_str(struct reader *rd, struct gguf_str *ret)
 {
-    uint64_t bytes;
+    uint64_t bytes = 0;
     int r = read_u64(rd, &bytes);
     if (r < 0) return r;
     if (bytes > left(rd)) {
@@ -104,9 +104,9 @@ static int read_str(struct reader *rd, struct gguf_str *ret)
 static size_t type_bytes(uint32_t type)
 {
     static const uint8_t bytes[] = {
-        [GGUF_U8] = 1,  [GGUF_I8] = 1,   [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4,
-        [GGUF_I32] = 4, [GGUF_F32] = 4,  [GGUF_BOOL] = 1, [GGUF_U64] = 8, [GGUF_I64] = 8,
-        [GGUF_F64] = 8,
+        [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2, [GGUF_I16] = 2,
+        [GGUF_U32] = 4, [GGUF_I32] = 4, [GGUF_F32] = 4, [GGUF_BOOL] = 1,
+        [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_F64] = 8,
     };
     return type < ARRAY_LEN(bytes) ? bytes[type] : 0;
 }
@@ -114,8 +114,9 @@ static size_t type_bytes(uint32_t type)
 static int read_strings(struct reader *rd, struct gguf_array *a)
 {
     if (a->n > left(rd) / 8 || a->n > STRINGS_MAX - rd->n_strings) {
-        return refuse(rd, -EPROTO, "%" PRIu64 " strings; the file has room for %" PRIu64
-                      ", and %d is the most", a->n, left(rd) / 8, STRINGS_MAX);
+        return refuse(rd, -EPROTO,
+                      "%" PRIu64 " strings; the file has room for %" PRIu64 ", and %d is the most",
+                      a->n, left(rd) / 8, STRINGS_MAX);
     }
     CLEANUP(freep) uint64_t *index = malloc(a->n ? a->n * sizeof(*index) : 1);
     if (!index) return refuse(rd, -ENOMEM, "no memory for %" PRIu64 " strings", a->n);
@@ -142,8 +143,9 @@ static int read_array(struct reader *rd, struct gguf_array *a)
     if (a->type == GGUF_ARRAY) return refuse(rd, -ENOTSUP, "an array of arrays is not supported");
     if (!bytes) return refuse(rd, -EPROTO, "an array of the unknown type %" PRIu32, a->type);
     if (a->n > left(rd) / bytes) {
-        return refuse(rd, -EPROTO, "%" PRIu64 " elements of %zu bytes, but %" PRIu64
-                      " bytes are left", a->n, bytes, left(rd));
+        return refuse(rd, -EPROTO,
+                      "%" PRIu64 " elements of %zu bytes, but %" PRIu64 " bytes are left", a->n,
+                      bytes, left(rd));
     }
     rd->off += a->n * bytes;
     return 0;
@@ -244,7 +246,9 @@ static int read_tensor(struct reader *rd, struct gguf_tensor *t, char *name)
     }
     if (memchr(s.at, '\0', s.bytes)) return refuse(rd, -EPROTO, "a NUL in its name");
     memcpy(name, s.at, s.bytes);
-    *t = (struct gguf_tensor){.name = name, .ne = {1, 1, 1, 1}};
+    *t = (struct gguf_tensor){
+        .name = name, .ne = {1, 1, 1, 1}
+    };
     r = read_u32(rd, &t->n_dims);
     if (r < 0) return r;
     if (t->n_dims == 0 || t->n_dims > 4)
@@ -327,8 +331,9 @@ static int place_tensors(struct reader *rd)
                           t->off, align);
         }
         if (t->off > data_bytes || t->bytes > data_bytes - t->off) {
-            return refuse(rd, -EPROTO, "%" PRIu64 " bytes at %" PRIu64
-                          " of the data section, which has %" PRIu64 " (is the file cut short?)",
+            return refuse(rd, -EPROTO,
+                          "%" PRIu64 " bytes at %" PRIu64 " of the data section, which has %" PRIu64
+                          " (is the file cut short?)",
                           t->bytes, t->off, data_bytes);
         }
         t->off += g->data_off;
@@ -356,12 +361,14 @@ static int read_header(struct reader *rd, uint64_t *n_tensors, uint64_t *n_pairs
     if (r == 0) r = read_u64(rd, n_pairs);
     if (r < 0) return r;
     if (*n_pairs > PAIRS_MAX || *n_pairs > left(rd) / PAIR_BYTES_MIN) {
-        return refuse(rd, -EPROTO, "%" PRIu64 " keys; the file has room for %" PRIu64
-                      ", and %d is the most", *n_pairs, left(rd) / PAIR_BYTES_MIN, PAIRS_MAX);
+        return refuse(rd, -EPROTO,
+                      "%" PRIu64 " keys; the file has room for %" PRIu64 ", and %d is the most",
+                      *n_pairs, left(rd) / PAIR_BYTES_MIN, PAIRS_MAX);
     }
     if (*n_tensors > TENSORS_MAX || *n_tensors > left(rd) / TENSOR_BYTES_MIN) {
-        return refuse(rd, -EPROTO, "%" PRIu64 " tensors; the file has room for %" PRIu64
-                      ", and %d is the most", *n_tensors, left(rd) / TENSOR_BYTES_MIN, TENSORS_MAX);
+        return refuse(rd, -EPROTO,
+                      "%" PRIu64 " tensors; the file has room for %" PRIu64 ", and %d is the most",
+                      *n_tensors, left(rd) / TENSOR_BYTES_MIN, TENSORS_MAX);
     }
     return 0;
 }

@@ -9,10 +9,10 @@
 
 struct gguf_pair {
     struct gguf_str key;
-    uint32_t type;       /* enum gguf_type */
-    const uint8_t *at;   /* the value as it stands in the file, possibly unaligned */
-    size_t bytes;        /* of the whole value, an array's type and count included */
-    struct gguf_str str; /* of a GGUF_STRING */
+    uint32_t type;           /* enum gguf_type */
+    const uint8_t *at;       /* the value as it stands in the file, possibly unaligned */
+    size_t bytes;            /* of the whole value, an array's type and count included */
+    struct gguf_str str;     /* of a GGUF_STRING */
     struct gguf_array array; /* of a GGUF_ARRAY; this object owns its index */
 };
 

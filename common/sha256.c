@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * SHA-256, written from FIPS 180-4 (the names a..h, w, k are the standard's). Called for the model's
- * fingerprint; it must give the same on every processor, so it is plain C without variants.
+ * SHA-256, written from FIPS 180-4 (the names a..h, w, k are the standard's). Called for the
+ * model's fingerprint; it must give the same on every processor, so it is plain C without variants.
  */
 #include "common/sha256.h"
 
@@ -64,8 +64,10 @@ static void compress(struct sha256 *s, const uint8_t *block)
 void sha256_init(struct sha256 *s)
 {
     /* FIPS 180-4, 5.3.3 */
-    *s = (struct sha256){.h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f,
-                               0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
+    *s = (struct sha256){
+        .h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab,
+              0x5be0cd19}
+    };
 }
 
 void sha256_add(struct sha256 *s, const void *data, size_t bytes)
