@@ -123,7 +123,7 @@ static int read_strings(struct reader *rd, struct gguf_array *a)
     uint64_t first = rd->off;
     for (uint64_t i = 0; i < a->n; i++) {
         index[i] = rd->off - first;
-        struct gguf_str skipped;
+        struct gguf_str skipped = {0};
         int r = read_str(rd, &skipped);
         if (r < 0) return r;
     }
@@ -236,7 +236,7 @@ static int measure(struct reader *rd, struct gguf_tensor *t)
 
 static int read_tensor(struct reader *rd, struct gguf_tensor *t, char *name)
 {
-    struct gguf_str s;
+    struct gguf_str s = {0};
     int r = read_str(rd, &s);
     if (r < 0) return r;
     name_it(rd, "tensor", s);
