@@ -2,9 +2,9 @@
 #ifndef COMMON_CONFIG_H
 #define COMMON_CONFIG_H
 /*
- * cistern.conf: one INI file for all programs, each key one line of the table in config_keys.c (name,
- * type, range, default, what it is for). Every program reads and checks the whole file, so a mistyped
- * key is found by whichever program starts first. Read once at start, then immutable.
+ * cistern.conf: one INI file for all programs, each key one line of the table in config_keys.c
+ * (name, type, range, default, what it is for). Every program reads and checks the whole file, so a
+ * mistyped key is found by whichever program starts first. Read once at start, then immutable.
  */
 #include <stdbool.h>
 
@@ -13,20 +13,20 @@
 enum pool_lock { POOL_LOCK_AUTO, POOL_LOCK_YES, POOL_LOCK_NO };
 
 struct config {
-    struct { /* what all programs share */
-        char *dir;       /* sockets; private, 0700 */
+    struct {       /* what all programs share */
+        char *dir; /* sockets; private, 0700 */
         uint32_t log_level;
     } run;
     struct {
-        char *path;    /* the GGUF file */
-        char *name;    /* what clients see; empty: general.name, else the file's name */
+        char *path;       /* the GGUF file */
+        char *name;       /* what clients see; empty: general.name, else the file's name */
         uint32_t context; /* tokens of the longest conversation; 0: the model's own */
     } model;
     struct {
-        char *dir;          /* memory files; on tmpfs */
-        uint64_t cells;     /* N; 0: one full context for each lane, 8 lanes */
-        uint32_t chunk;     /* C, cells */
-        uint32_t grow;      /* chunks asked for at once */
+        char *dir;      /* memory files; on tmpfs */
+        uint64_t cells; /* N; 0: 8 full contexts */
+        uint32_t chunk; /* C, cells */
+        uint32_t grow;  /* chunks asked for at once */
         uint32_t conversations;
         uint32_t kv;        /* enum pool_kv */
         uint32_t lock;      /* enum pool_lock */
@@ -34,28 +34,28 @@ struct config {
         uint32_t attach_ms; /* after a restart: who has not attached by then is killed */
     } pool;
     struct {
-        uint32_t stages;    /* of the pipeline */
-        char *layers;       /* "auto" or one range a stage: "0-14,15-29" */
-        uint32_t threads;   /* compute threads; 0: all cores */
-        char *cpus;         /* "0-3,8"; empty: no pinning */
+        uint32_t stages;  /* of the pipeline */
+        char *layers;     /* "auto" or one range a stage: "0-14,15-29" */
+        uint32_t threads; /* compute threads; 0: all cores */
+        char *cpus;       /* "0-3,8"; empty: no pinning */
         uint32_t lanes;
         uint32_t piece;     /* prompt tokens a window at most */
         uint32_t precision; /* enum model_precision: 0 int8, 1 float32 */
-        char *variant;      /* "auto", "avx512", "avx2", "plain" */
+        uint32_t variant;   /* index into the choices: auto, avx512, avx2, plain */
         uint32_t stuck_ms;  /* serving and silent for this long is stuck */
         uint32_t start_ms;  /* starting and silent for this long is stuck */
         char *trace;        /* debug: a file that gets one line a row of logits; empty: none */
         bool trace_all;     /* with trace: also rows that are not sampled */
     } worker;
     struct {
-        char *listen;       /* address */
-        uint32_t port;      /* 0: the kernel chooses */
-        uint32_t queue;     /* requests beyond the lanes before 503 queue_full */
-        uint64_t body_bytes; /* of a request, at most */
-        uint32_t connections; /* at most */
-        uint32_t slow_ms;   /* a request must be in by then */
+        char *listen;            /* address */
+        uint32_t port;           /* 0: the kernel chooses */
+        uint32_t queue;          /* requests beyond the lanes before 503 queue_full */
+        uint64_t body_bytes;     /* of a request, at most */
+        uint32_t connections;    /* at most */
+        uint32_t slow_ms;        /* a request must be in by then */
         uint32_t default_tokens; /* without max_tokens; 0: up to the context */
-        uint64_t out_bytes; /* unsent bytes of one stream before its reader counts as gone */
+        uint64_t out_bytes;      /* unsent bytes of one stream before its reader counts as gone */
     } gateway;
 };
 
@@ -64,12 +64,12 @@ enum config_type { CONFIG_U32, CONFIG_U64, CONFIG_BOOL, CONFIG_STRING, CONFIG_CH
 struct config_key {
     const char *section, *name;
     enum config_type type;
-    size_t offset;            /* in struct config */
-    uint64_t min, max;        /* of numbers */
-    const char *choices;      /* of CONFIG_CHOICE: "auto|yes|no" */
-    const uint32_t *values;   /* of CONFIG_CHOICE: the value of each choice, or NULL: 0, 1, 2... */
-    const char *preset;       /* as one would write it in the file */
-    const char *help;         /* one sentence */
+    size_t offset;          /* in struct config */
+    uint64_t min, max;      /* of numbers */
+    const char *choices;    /* of CONFIG_CHOICE: "auto|yes|no" */
+    const uint32_t *values; /* of CONFIG_CHOICE: the value of each choice, or NULL: 0, 1, 2... */
+    const char *preset;     /* as one would write it in the file */
+    const char *help;       /* one sentence */
 };
 extern const struct config_key config_keys[];
 extern const size_t config_n_keys;
@@ -81,8 +81,8 @@ int config_load(const char *path, char *const *sets, size_t n_sets, struct why *
 void config_free(struct config *c);
 static inline void config_freep(struct config **c) { config_free(*c); }
 
-/* The command line that all daemons share: --config FILE, --set section.key=value, --help, --version
- * and the program's own options, which are one table. */
+/* The command line that all daemons share: --config FILE, --set section.key=value, --help,
+ * --version and the program's own options, which are one table. */
 struct config_option {
     const char *name; /* "stage" for --stage N */
     uint32_t *value;  /* a number, at most max */
@@ -95,9 +95,13 @@ int config_from_args(int argc, char **argv, const char *program, const char *wha
                      const struct config_option *options, size_t n_options, struct why *why,
                      struct config **ret);
 
-/* First and number of layers of a stage: an even split (the first stages get the remainder), or the
+/* First and number of layers of a stage: an even split (the last stages get the remainder), or the
  * stage-th range of worker.layers. */
 int config_layers(const struct config *c, uint32_t stage, uint32_t n_layers, struct why *why,
                   uint32_t *ret_first, uint32_t *ret_n);
+
+/* The word of a choice as it is now: config_choice(c, "worker", "variant") is "auto". */
+const char *config_choice(const struct config *c, const char *section, const char *name,
+                          char ret[32]);
 
 #endif

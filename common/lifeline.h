@@ -44,7 +44,8 @@ struct lifeline_files { /* poold's packets */
 /* One packet with descriptors. -EAGAIN when it would block. */
 int lifeline_send(int sock, const void *packet, size_t bytes, const int *fds, uint32_t n_fds);
 /* Reads one packet of exactly bytes into packet; fds received go to fds[LIFELINE_FDS_MAX] (the
- * caller's), *ret_n_fds tells how many. 0 at end of file is -ECONNRESET; another size is -EPROTO. */
+ * caller's), *ret_n_fds tells how many. 0 at end of file is -ECONNRESET; another size is -EPROTO.
+ */
 int lifeline_receive(int sock, void *packet, size_t bytes, int *fds, uint32_t *ret_n_fds);
 
 #endif

@@ -2,12 +2,14 @@
 #ifndef COMMON_MSG_H
 #define COMMON_MSG_H
 /*
- * Messages: one Envelope a frame over ZeroMQ. A server (ROUTER) knows its peers by their incarnation;
- * a client (DEALER) has one peer. Nothing here waits: a send that would block is a failure of that
- * peer. What arrives is bounded before it is unpacked, its version and its receiver's incarnation are
- * checked, and a mismatch is answered here (VERSION, STALE) and goes no further.
+ * Messages: one Envelope a frame over ZeroMQ. A server (ROUTER) knows its peers by their
+ * incarnation; a client (DEALER) has one peer. Nothing here waits: a send that would block is a
+ * failure of that peer. What arrives is bounded before it is unpacked, its version and its
+ * receiver's incarnation are checked, and a mismatch is answered here (VERSION, STALE) and goes no
+ * further.
  *
- * Loop thread only. The Envelope given to the handler is freed when the handler returns.
+ * Loop thread only. The Envelope given to the handler is freed when the handler returns; a handler
+ * may free the socket that called it.
  */
 #include "cistern.pb-c.h"
 #include "common/base.h"
@@ -32,9 +34,12 @@ static inline void msg_server_freep(struct msg_server **s) { msg_server_free(*s)
 /* Fills version, from and to. -EHOSTUNREACH: no such peer; -EAGAIN: its queue is full. */
 int msg_server_send(struct msg_server *s, uint64_t to, Cistern__Envelope *m);
 
-/* peer: the incarnation that envelopes will name, and that answers must come from. */
+/* peer: the incarnation that envelopes will name, and that answers must come from. connected (may
+ * be NULL) is called once, when the first message can be sent: before that every send is -EAGAIN.
+ */
 int msg_client_new(struct loop *l, const char *endpoint, uint64_t self, uint64_t peer, msg_fn fn,
-                   void *arg, struct why *why, struct msg_client **ret);
+                   void (*connected)(void *arg), void *arg, struct why *why,
+                   struct msg_client **ret);
 void msg_client_free(struct msg_client *c);
 static inline void msg_client_freep(struct msg_client **c) { msg_client_free(*c); }
 int msg_client_send(struct msg_client *c, Cistern__Envelope *m);

@@ -3,9 +3,9 @@
 #define COMMON_POOL_CLIENT_H
 /*
  * A process's side of its tie to poold: the lifeline (an AF_UNIX connection that the kernel closes
- * when either dies; descriptors travel over it) and the message socket. When poold goes away it tries
- * again every 20 ms until it is back; the memory stays mapped meanwhile. Used by workers, gateways and
- * tools. Loop thread only.
+ * when either dies; descriptors travel over it) and the message socket. When poold goes away it
+ * tries again every 20 ms until it is back; the memory stays mapped meanwhile. Used by workers,
+ * gateways and tools. Loop thread only.
  */
 #include "common/lifeline.h"
 #include "common/msg.h"
@@ -13,11 +13,12 @@
 struct pool_client;
 
 struct pool_client_events {
-    /* The lifeline is up and messages can be sent: say what you are (attach_worker or attach_other).
-     * Called again after each return of poold, which has another incarnation then. */
+    /* The lifeline is up and messages can be sent: say what you are (attach_worker or
+     * attach_other). Called again after each return of poold, which has another incarnation then.
+     */
     void (*connected)(void *arg);
-    /* poold is gone. Operations without an answer must be sent again, under their old numbers, after
-     * the next attach. */
+    /* poold is gone. Operations without an answer must be sent again, under their old numbers,
+     * after the next attach. */
     void (*lost)(void *arg);
     /* An envelope from poold. */
     void (*message)(void *arg, const Cistern__Envelope *m);

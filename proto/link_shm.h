@@ -3,16 +3,17 @@
 #define PROTO_LINK_SHM_H
 /*
  * The link of a pipeline: one sealed memory file a life, made by poold when all stages are attached
- * and handed to each over its lifeline. Through it windows go from stage to stage without a message.
+ * and handed to each over its lifeline. Through it windows go from stage to stage without a
+ * message.
  *
  *   header | bells [stage 0..n_stages] | slot [n_slots]
  *   slot:  window | lanes [max_lanes] | tokens [max_rows] | results [max_lanes]
  *          | activations [n_stages - 1][max_rows][n_embd] float
  *
- * Windows are taken in order by every stage: window number {life, n} lies in slot n % n_slots. Bell 0
- * counts windows that the head has posted; bell s + 1 counts windows that stage s has finished. So
- * stage s waits until bell s passes its own count, and the head until bell n_stages does. The head
- * posts into a slot only when the last stage has finished the window that lay there before.
+ * Windows are taken in order by every stage: window number {life, n} lies in slot n % n_slots. Bell
+ * 0 counts windows that the head has posted; bell s + 1 counts windows that stage s has finished.
+ * So stage s waits until bell s passes its own count, and the head until bell n_stages does. The
+ * head posts into a slot only when the last stage has finished the window that lay there before.
  *
  * Each bell has one writer. A death leaves a count that no longer rises; the link is then of no use
  * to anybody and the next life has another one. A reader bounds what it copies out of a slot.
@@ -37,10 +38,10 @@ struct link_header { /* poold, before anybody has it */
     uint64_t bytes;             /* of the file */
 };
 
-/* count is stored with sequential consistency, then sleepers is looked at; a waiter announces itself
- * in sleepers, then looks at count again. Nobody sleeps through a ring. */
+/* count is stored with sequential consistency, then sleepers is looked at; a waiter announces
+ * itself in sleepers, then looks at count again. Nobody sleeps through a ring. */
 struct link_bell {
-    uint32_t count;    /* the stage before (or the head): futex word; wraps, compare by difference */
+    uint32_t count; /* the stage before (or the head): futex word; wraps, compare by difference */
     uint32_t sleepers; /* waiters: 1 while one sleeps; a dead waiter's 1 costs a needless wake */
     uint32_t pad_[14];
 };
@@ -52,7 +53,7 @@ struct link_window { /* the head */
     uint64_t pad_[6];
 };
 
-struct link_lane { /* the head */
+struct link_lane {   /* the head */
     uint32_t row;    /* the conversation's row in the pool */
     uint32_t lease;  /* what the stages' words will bear */
     uint32_t pos;    /* position of its first token row */

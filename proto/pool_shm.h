@@ -41,7 +41,8 @@ enum {
 
 /* ---- words ------------------------------------------------------------------------------- */
 
-/* A chunk table's entry: {chunk, generation}. Zero is the trash chunk, so a zeroed table is safe. */
+/* A chunk table's entry: {chunk, generation}. Zero is the trash chunk, so a zeroed table is safe.
+ */
 static inline uint64_t pool_entry(uint32_t chunk, uint32_t generation)
 {
     return (uint64_t)generation << 32 | chunk;
@@ -100,13 +101,13 @@ enum pool_kv {
 
 /* What all pipelines of one pool must state alike; compared field by field at attach. */
 struct pool_geometry {
-    uint32_t n_layers;       /* of the whole model */
-    uint32_t n_kv_heads;     /* K/V heads of a layer */
-    uint32_t head_dim;       /* values of one K or V head */
-    uint32_t kv;             /* enum pool_kv */
-    uint32_t block_cells;    /* B: cells of a block */
-    uint32_t context_tokens; /* the longest conversation */
-    uint64_t block_bytes;    /* bytes of one block: K and V of B cells of one layer */
+    uint32_t n_layers;                 /* of the whole model */
+    uint32_t n_kv_heads;               /* K/V heads of a layer */
+    uint32_t head_dim;                 /* values of one K or V head */
+    uint32_t kv;                       /* enum pool_kv */
+    uint32_t block_cells;              /* B: cells of a block */
+    uint32_t context_tokens;           /* the longest conversation */
+    uint64_t block_bytes;              /* bytes of one block: K and V of B cells of one layer */
     char fingerprint[POOL_TEXT_BYTES]; /* of the model file */
     char arithmetic[POOL_TEXT_BYTES];  /* of the workers (design section 5) */
 };
@@ -121,12 +122,12 @@ struct pool_header { /* offset 0 of the control file; poold writes it once, but 
     uint64_t pool_id; /* random; every other file of the pool repeats it */
     uint64_t bytes;   /* of this file */
     uint64_t processes_off, pipelines_off, rows_off, tables_off, chunks_off;
-    uint32_t n_rows;       /* pool.conversations */
-    uint32_t n_chunks;     /* chunks 1..n_chunks are given out; 0 is the trash chunk */
-    uint32_t chunk_cells;  /* C */
-    uint32_t table_entries; /* room of one row's table: context / C, rounded up, + 1 */
-    uint32_t grow_chunks;  /* the growth unit */
-    uint32_t n_stages;     /* of every pipeline on this pool */
+    uint32_t n_rows;            /* pool.conversations */
+    uint32_t n_chunks;          /* chunks 1..n_chunks are given out; 0 is the trash chunk */
+    uint32_t chunk_cells;       /* C */
+    uint32_t table_entries;     /* room of one row's table: context / C, rounded up, + 1 */
+    uint32_t grow_chunks;       /* the growth unit */
+    uint32_t n_stages;          /* of every pipeline on this pool */
     uint64_t poold_incarnation; /* poold, at each start */
     uint32_t poold_pid;
     uint32_t pad0_;
@@ -142,7 +143,7 @@ struct pool_process {
     uint64_t incarnation;
     uint64_t start_time; /* field 22 of /proc/PID/stat, clock ticks since boot */
     uint32_t pid;
-    uint32_t role; /* enum pool_role */
+    uint32_t role;            /* enum pool_role */
     uint32_t pipeline, stage; /* of a worker */
     uint32_t dying;           /* 1: being killed, not yet confirmed dead */
     uint32_t pad_[7];
@@ -150,8 +151,8 @@ struct pool_process {
 static_assert(sizeof(struct pool_process) == 64, "one cache line a process");
 
 struct pool_pipeline {
-    uint32_t life;     /* raised at each reset and each new head; 0: never alive */
-    uint32_t n_stages; /* 0: the record is free */
+    uint32_t life;                    /* raised at each reset and each new head; 0: never alive */
+    uint32_t n_stages;                /* 0: the record is free */
     uint32_t layers[POOL_STAGES_MAX]; /* layers of each stage, in order */
     uint32_t pad_[14];
 };
@@ -172,23 +173,23 @@ struct pool_body {
     uint64_t arrival;     /* age: the pool's arrival number */
     uint64_t salt;        /* who may share; 0: everybody */
     uint64_t op_incarnation, op_number; /* the operation that made this body */
-    uint64_t copy_entry;  /* the entry still to be copied from, or 0 */
-    uint32_t copy_cells;  /* its cells that count */
-    uint32_t state;       /* enum pool_state */
+    uint64_t copy_entry;                /* the entry still to be copied from, or 0 */
+    uint32_t copy_cells;                /* its cells that count */
+    uint32_t state;                     /* enum pool_state */
     uint32_t lease;
-    uint32_t base;        /* valid length when the lease began */
-    uint32_t keep;        /* closing: cells to keep at most */
-    uint32_t n_entries;   /* entries of the table that are this row's */
+    uint32_t base;                 /* valid length when the lease began */
+    uint32_t keep;                 /* closing: cells to keep at most */
+    uint32_t n_entries;            /* entries of the table that are this row's */
     uint32_t pipeline, lane, life; /* where it is, or was last, bound */
-    uint32_t resume;      /* closing: 1 when it is to wait for its gateway rather than be idle */
-    uint64_t gateway;     /* incarnation of the gateway whose request it serves, or 0 */
-    uint64_t pad_[2];
+    uint32_t resume;  /* closing: 1 when it is to wait for its gateway rather than be idle */
+    uint64_t gateway; /* incarnation of the gateway whose request it serves, or 0 */
+    uint64_t pad_[3];
 };
 static_assert(sizeof(struct pool_body) == 128, "two cache lines a body");
 
-/* A conversation's record. The low bit of version says which body holds. poold writes the other one,
- * then stores version + 1 with release: that store is the commit. A death before it leaves the old
- * body in force. */
+/* A conversation's record. The low bit of version says which body holds. poold writes the other
+ * one, then stores version + 1 with release: that store is the commit. A death before it leaves the
+ * old body in force. */
 struct pool_row {
     uint64_t version;
     uint64_t last_use; /* order only, outside the commit: microseconds of CLOCK_BOOTTIME */
@@ -198,8 +199,10 @@ struct pool_row {
 static_assert(sizeof(struct pool_row) == 320, "a row's size is part of the contract");
 
 struct pool_chunk {
-    uint32_t generation; /* raised when it enters a table from the free list, or a cut goes through */
-    uint32_t checkpoint; /* the recurrent state taken at its end, or 0 (no model here has one yet) */
+    uint32_t
+        generation; /* raised when it enters a table from the free list, or a cut goes through */
+    uint32_t
+        checkpoint; /* the recurrent state taken at its end, or 0 (no model here has one yet) */
 };
 
 /* Copies the body in force. Returns the version that it belongs to. The writer fences before it

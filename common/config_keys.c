@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Every key of cistern.conf: one line each, an array a section. The parser, --help, the man page's
+ * table and the "nearest key" of an error all come from here.
+ */
+#include "common/config.h"
+#include "common/log.h"
+#include "proto/pool_shm.h"
+
+#define U32(s, f, lo, hi, preset, help)                                                            \
+    {                                                                                              \
+#s, #f, CONFIG_U32, offsetof(struct config, s.f), lo, hi, NULL, NULL, preset, help         \
+    }
+#define U64(s, f, lo, hi, preset, help)                                                            \
+    {                                                                                              \
+#s, #f, CONFIG_U64, offsetof(struct config, s.f), lo, hi, NULL, NULL, preset, help         \
+    }
+#define FLAG(s, f, preset, help)                                                                   \
+    {                                                                                              \
+#s, #f, CONFIG_BOOL, offsetof(struct config, s.f), 0, 0, NULL, NULL, preset, help          \
+    }
+#define TEXT(s, f, preset, help)                                                                   \
+    {                                                                                              \
+#s, #f, CONFIG_STRING, offsetof(struct config, s.f), 0, 0, NULL, NULL, preset, help        \
+    }
+#define CHOICE(s, f, choices, values, preset, help)                                                \
+    {                                                                                              \
+#s, #f, CONFIG_CHOICE, offsetof(struct config, s.f), 0, 0, choices, values, preset, help   \
+    }
+
+static const uint32_t levels[] = {LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG};
+static const uint32_t kv_formats[] = {POOL_KV_F32, POOL_KV_F16};
+
+const struct config_key config_keys[] = {
+    TEXT(run, dir, "/tmp/cistern", "Directory of the sockets; made with mode 0700."),
+    CHOICE(run, log_level, "error|warn|info|debug", levels, "info", "What is logged to stderr."),
+
+    TEXT(model, path, "", "The GGUF file; the same for all programs."),
+    TEXT(model, name, "", "Name that clients see; empty: the file's own."),
+    U32(model, context, 0, 1 << 24, "0",
+        "Tokens of the longest conversation; 0: what the model was trained for."),
+
+    TEXT(pool, dir, "/dev/shm/cistern", "Directory of the memory files; on tmpfs."),
+    U64(pool, cells, 0, UINT32_MAX, "0",
+        "Cells of the pool, in tokens, for all conversations together; 0: one full context for "
+        "each "
+        "of 8 lanes."),
+    U32(pool, chunk, 16, 1 << 16, "256", "Cells of a chunk; a power of two."),
+    U32(pool, grow, 1, 1024, "1", "Chunks that a conversation asks for at once."),
+    U32(pool, conversations, 1, 1 << 20, "4096", "Conversations remembered at most."),
+    CHOICE(pool, kv, "f32|f16", kv_formats, "f16", "Format of K and V."),
+    CHOICE(pool, lock, "auto|yes|no", NULL, "auto",
+           "Lock the memory: yes, no, or when the limit allows."),
+    U32(pool, threads, 0, 256, "0", "Threads that prefault the memory; 0: all cores."),
+    U32(pool, attach_ms, 100, 600000, "5000",
+        "Milliseconds that processes have to attach again after a restart of poold."),
+
+    U32(worker, stages, 1, POOL_STAGES_MAX, "1", "Stages of the pipeline."),
+    TEXT(worker, layers, "auto", "Layers of each stage, \"0-14,15-29\"; auto: an even split."),
+    U32(worker, threads, 0, 256, "0", "Compute threads of a CPU stage; 0: all cores."),
+    TEXT(worker, cpus, "", "Cores of a CPU stage, \"0-3,8\"; empty: no pinning."),
+    U32(worker, lanes, 1, 64, "8", "Conversations computed at the same time."),
+    U32(worker, piece, 1, 4096, "256", "Prompt tokens of a window at most."),
+    CHOICE(worker, precision, "int8|float32", NULL, "int8",
+           "Activations of the matrix products; float32 is the slow reference."),
+    CHOICE(worker, variant, "auto|avx512|avx2|plain", NULL, "auto",
+           "CPU instructions of the kernels."),
+    U32(worker, stuck_ms, 100, 3600000, "10000",
+        "Milliseconds of silence after which a serving worker is killed."),
+    U32(worker, start_ms, 1000, 86400000, "600000",
+        "Milliseconds of silence after which a starting worker is killed."),
+    TEXT(worker, trace, "", "Debug: a file that gets a hash of each row of logits."),
+    FLAG(worker, trace_all, "no", "Debug: logits of rows that are not sampled, too."),
+
+    TEXT(gateway, listen, "127.0.0.1", "Address to listen at."),
+    U32(gateway, port, 0, 65535, "8080", "Port to listen at; 0: any free one."),
+    U32(gateway, queue, 0, 65536, "128", "Requests that wait for a lane before 503 queue_full."),
+    U64(gateway, body_bytes, 1024, 1 << 30, "33554432", "Bytes of a request's body at most."),
+    U32(gateway, connections, 1, 65536, "4096", "Connections at most."),
+    U32(gateway, slow_ms, 100, 3600000, "30000", "Milliseconds that a request has to come in."),
+    U32(gateway, default_tokens, 0, 1 << 24, "0",
+        "Tokens of an answer without max_tokens; 0: up to the context."),
+    U64(gateway, out_bytes, 4096, 1 << 30, "1048576",
+        "Unsent bytes of one stream before its reader counts as gone."),
+};
+const size_t config_n_keys = ARRAY_LEN(config_keys);
