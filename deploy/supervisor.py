@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Runs Cistern's processes for one person at one terminal; `demo` starts it, a server has systemd.
 
-It owns the four processes from their start to their end: one that dies before it was ever ready ends
+It owns the processes from their start to their end: one that dies before it was ever ready ends
 everything, one that dies later is restarted, and when this process ends, however it ends, they end
-too (the kernel sends them SIGKILL when their parent dies). It knows the programs' command lines, the
-configuration file, READY=1 and the gateway's HTTP; nothing of what they do.
+too (the kernel sends them SIGKILL when their parent dies). It knows the programs' command lines,
+the configuration file, READY=1 and the gateway's HTTP; nothing of what they do.
 """
 import argparse
 import collections
@@ -23,7 +23,8 @@ import subprocess
 import sys
 import time
 
-QUESTION = "What is the capital of Japan? Answer in one sentence."
+QUESTION = "What is the capital of Japan?"
+ANOTHER_QUESTION = "Name the capital of France."
 START_S = 600  # a large model on a cold disk; poold watches the workers on its own, too
 STOP_S = 10  # what a process may take to end after SIGTERM before it is killed
 RESTARTS = 5  # restarts that end the demo ...
@@ -48,16 +49,19 @@ def how_it_ended(status):
 
 
 class Request:
-    """One HTTP/1.0 request to the gateway, whose answer is read as it comes, so that the processes are
-    looked after meanwhile: an answer may have to wait until a process has been restarted."""
+    """One HTTP/1.0 request to the gateway, whose answer is read as it comes, so that the processes
+    are looked after meanwhile: an answer may have to wait until one has been restarted."""
 
     def __init__(self, port, method, path, body=None):
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(data)}\r\n"
-        if data:
-            head += "Content-Type: application/json\r\n"
+        head = [
+            f"{method} {path} HTTP/1.0",
+            f"Host: 127.0.0.1:{port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+        ]
         self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.sendall(head.encode() + b"\r\n" + data)
+        self.socket.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + data)
         self.socket.setblocking(False)
         self.status = None
         self.rest = b""  # of the body: what has come and is no whole line yet
@@ -254,7 +258,7 @@ port = {o.port}
         status = child.reap()
         words = f"{child.name} (pid {child.process.pid}) {how_it_ended(status)}"
         if not child.was_ready:
-            raise Failure(f"{words} before it was ready; its last words ({child.log}):\n{child.last_words()}")
+            raise Failure(f"{words} before it was ready ({child.log}):\n{child.last_words()}")
         now = time.monotonic()
         self.restarts.append(now)
         if len(self.restarts) == RESTARTS and now - self.restarts[0] < RESTARTS_WITHIN_S:
@@ -305,10 +309,13 @@ port = {o.port}
         self.children[-1].command += ["--set", f"gateway.port={self.port}"]
 
     def healthy(self):
-        request = Request(self.port, "GET", "/health")
-        while not request.ended:
-            self.step(2.0, [request.fd()])
-            request.read()
+        try:
+            request = Request(self.port, "GET", "/health")
+            while not request.ended:
+                self.step(2.0, [request.fd()])
+                request.read()
+        except ConnectionError:
+            return False  # it died; step() restarts it or ends the demo
         return request.status == 200
 
     def stop_all(self):
@@ -341,7 +348,8 @@ port = {o.port}
             for line in request.read():
                 self.print_event(line)
         if request.status != 200:
-            raise Failure(f"the gateway answered {request.status}: {request.rest.decode()}")
+            error = json.loads(request.rest)["error"]["message"]
+            raise Failure(f"the gateway answered {request.status}: {error}")
         print(flush=True)
 
     @staticmethod
@@ -357,13 +365,20 @@ port = {o.port}
 
     def explain(self):
         url = f"http://127.0.0.1:{self.port}/v1"
+        body = {"stream": True, "messages": [{"role": "user", "content": ANOTHER_QUESTION}]}
+        python = (
+            f'import openai; c = openai.OpenAI(base_url="{url}", api_key="none"); '
+            'print(c.chat.completions.create(model="demo", messages=[{"role": "user", '
+            f'"content": "{ANOTHER_QUESTION}"}}]).choices[0].message.content)'
+        )
         print(
-            f"""
-Ask it yourself:
-  curl -N {url}/chat/completions -d '{{"stream": true, "messages": [{{"role": "user", "content": "Name the capital of France."}}]}}'
-  python3 -c 'import openai; print(openai.OpenAI(base_url="{url}", api_key="none").chat.completions.create(model="demo", messages=[dict(role="user", content="Name the capital of France.")]).choices[0].message.content)'
-Logs: {self.path('logs')}
-Ctrl-C ends everything.""",
+            "",
+            "Ask it yourself, with curl or with the openai package:",
+            f"  curl -N {url}/chat/completions -d '{json.dumps(body)}'",
+            f"  python3 -c '{python}'",
+            f"Logs: {self.path('logs')}",
+            "Ctrl-C ends everything.",
+            sep="\n",
             flush=True,
         )
 
