@@ -24,7 +24,7 @@ struct config {
     } model;
     struct {
         char *dir;      /* memory files; on tmpfs */
-        uint64_t cells; /* N; 0: 8 full contexts */
+        uint64_t cells; /* N, rounded up to chunks */
         uint32_t chunk; /* C, cells */
         uint32_t grow;  /* chunks asked for at once */
         uint32_t conversations;

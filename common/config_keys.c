@@ -41,7 +41,7 @@ const struct config_key config_keys[] = {
         "Tokens of the longest conversation; 0: what the model was trained for."),
 
     TEXT(pool, dir, "/dev/shm/cistern", "Directory of the memory files; on tmpfs."),
-    U64(pool, cells, 0, UINT32_MAX, "0",
+    U64(pool, cells, 1, UINT32_MAX - (1 << 16), "65536",
         "Cells of the pool, in tokens, for all conversations together; 0: one full context for "
         "each "
         "of 8 lanes."),

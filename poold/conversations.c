@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The operations on conversations: open, grow, truncate, close, drop, and what a death does to them.
+ * Each is one commit (an open that takes a cached conversation over first cuts it, which is a state
+ * of its own). Called by operations.c after the message was checked.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "poold/match.h"
+#include "poold/plan.h"
+#include "poold/pool.h"
+
+static void touch(struct pool *p, uint32_t row) { p->seg->rows[row].last_use = pool_clock_us(); }
+
+static bool made_by(const struct pool_body *b, struct op_id op)
+{
+    return b->op_incarnation == op.incarnation && b->op_number == op.number;
+}
+
+/* 0: go on. 1: this very operation made the row what it is. */
+static int look(const struct pool *p, struct op_id op, struct row_seen seen)
+{
+    if (seen.row >= p->seg->h->n_rows) return -ENOENT;
+    const struct pool_body *b = segment_body(p->seg, seen.row);
+    if (made_by(b, op)) return 1;
+    if (b->generation != seen.generation || p->seg->rows[seen.row].version != seen.version)
+        return -ESTALE;
+    return 0;
+}
+
+/* Entries [from, to) get fresh chunks; they count only after the commit of the caller. */
+static void reserve(struct pool *p, uint32_t row, uint32_t from, uint32_t to)
+{
+    uint64_t *table = segment_table(p->seg, row);
+    assert(to <= p->seg->h->table_entries);
+    for (uint32_t i = from; i < to; i++) shm_store_u64(&table[i], pool_chunk_take(p));
+}
+
+/* Cells to reserve for a prompt: itself and one growth unit, at most the context. */
+static uint32_t open_entries(const struct pool *p, uint32_t n_tokens)
+{
+    const struct pool_header *h = p->seg->h;
+    uint64_t cells = (uint64_t)n_tokens + (uint64_t)h->grow_chunks * h->chunk_cells;
+    return pool_entries_for(p, min_u64(cells, h->geometry.context_tokens));
+}
+
+/* A cut inside a chunk that others hold too would let two write it: it falls back to the chunk's
+ * beginning. */
+static uint32_t cut_point(const struct pool *p, uint32_t row, uint32_t cells)
+{
+    uint32_t c = p->seg->h->chunk_cells;
+    if (cells % c == 0 || cells / c >= segment_body(p->seg, row)->n_entries) return cells;
+    uint32_t chunk = pool_entry_chunk(segment_table(p->seg, row)[cells / c]);
+    return p->refs[chunk] > 1 ? cells / c * c : cells;
+}
+
+/* A body that is bound to the asker's lane. b: what the row is now, or a new conversation's. */
+static void bind(struct pool *p, const struct pool_open *ask, uint32_t row, struct pool_body b)
+{
+    b.lease++;
+    b.state = POOL_ACTIVE;
+    b.pipeline = ask->pipeline;
+    b.lane = ask->lane;
+    b.life = p->seg->pipelines[ask->pipeline].life;
+    b.salt = ask->salt;
+    b.gateway = ask->gateway;
+    b.arrival = ask->arrival ? ask->arrival : p->next_arrival;
+    p->next_arrival = max_u64(p->next_arrival, b.arrival + 1);
+    b.op_incarnation = ask->op.incarnation;
+    b.op_number = ask->op.number;
+    segment_commit(p->seg, row, &b);
+    touch(p, row);
+}
+
+/* Chunks that the row alone holds at and past entry from: what cutting it there gives back. */
+static uint32_t tail_gain(const struct pool *p, uint32_t row, uint32_t from)
+{
+    uint32_t n = 0;
+    for (uint32_t i = from; i < segment_body(p->seg, row)->n_entries; i++)
+        n += p->refs[pool_entry_chunk(segment_table((struct segment *)p->seg, row)[i])] == 1;
+    return n;
+}
+
+/* Begins a new conversation that shares the whole chunks below common with source. */
+static int open_new(struct pool *p, const struct pool_open *ask, uint32_t source, uint32_t common,
+                    uint32_t *ret_row)
+{
+    uint32_t c = p->seg->h->chunk_cells, shared = source == PLAN_NOBODY ? 0 : common / c;
+    uint32_t entries = open_entries(p, ask->n_tokens), row = 0;
+    /* The source is spared as a whole: it is the most wanted conversation there is. When that leaves
+     * too little room it is neither spared nor shared. */
+    int r = plan_has_row(p, source, ask->may_wait);
+    if (r == 0) r = plan_room(p, entries - shared, source, ask->may_wait);
+    if (r == -ENOSPC && source != PLAN_NOBODY) return open_new(p, ask, PLAN_NOBODY, 0, ret_row);
+    if (r < 0) return r;
+    row = plan_row(p, source);
+    uint64_t *table = segment_table(p->seg, row);
+    for (uint32_t i = 0; i < shared; i++) {
+        uint64_t entry = segment_table(p->seg, source)[i];
+        p->refs[pool_entry_chunk(entry)]++;
+        shm_store_u64(&table[i], entry); /* of a free row: nobody's until the commit */
+    }
+    reserve(p, row, shared, entries);
+    const struct pool_body *old = segment_body(p->seg, row);
+    struct pool_body b = {
+        .generation = old->generation + 1,
+        .lease = old->lease,
+        .base = shared * c,
+        .n_entries = entries,
+    };
+    bind(p, ask, row, b);
+    if (shared) touch(p, source);
+    *ret_row = row;
+    return 0;
+}
+
+/* Takes a cached or waiting conversation over: what it has beyond the common cells goes first. */
+static int open_over(struct pool *p, const struct pool_open *ask, uint32_t row, uint32_t common,
+                     uint32_t *ret_row)
+{
+    uint32_t cells = cut_point(p, row, common);
+    if (cells == 0) return open_new(p, ask, PLAN_NOBODY, 0, ret_row);
+    uint32_t have = pool_entries_for(p, cells);
+    uint32_t entries = max_u32(open_entries(p, ask->n_tokens), have);
+    uint32_t need = entries - have, tail = tail_gain(p, row, have);
+    int r = need > tail ? plan_room(p, need - tail, row, ask->may_wait) : 0;
+    if (r < 0) return r;
+    const struct pool_body *old = segment_body(p->seg, row);
+    if (cells < old->base || have < old->n_entries) pool_cut(p, row, cells, old->state, NULL);
+    reserve(p, row, have, entries);
+    struct pool_body b = *segment_body(p->seg, row);
+    b.base = cells;
+    b.n_entries = entries;
+    bind(p, ask, row, b);
+    *ret_row = row;
+    return 0;
+}
+
+/* A turn rarely continues exactly (templates drop reasoning, answers are tokenised anew): a cached
+ * conversation goes on when what would be cut off is little; else it stays whole and lends its chunks. */
+static bool takes_over(const struct pool *p, const struct match *m)
+{
+    return m->valid - m->cells <= max_u32(m->cells / 4, p->seg->h->chunk_cells);
+}
+
+static bool find_op(const struct pool *p, struct op_id op, uint32_t *ret_row)
+{
+    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+        const struct pool_body *b = segment_body(p->seg, row);
+        if (b->state != POOL_ACTIVE || !made_by(b, op)) continue;
+        *ret_row = row;
+        return true;
+    }
+    return false;
+}
+
+static bool resumes(const struct pool *p, const struct pool_open *ask)
+{
+    if (!ask->resume || ask->resume_row >= p->seg->h->n_rows) return false;
+    const struct pool_body *b = segment_body(p->seg, ask->resume_row);
+    return b->generation == ask->resume_generation && b->salt == ask->salt &&
+           (b->state == POOL_WAITING || b->state == POOL_CLOSING);
+}
+
+int pool_open_row(struct pool *p, const struct pool_open *ask, uint32_t *ret_row)
+{
+    if (find_op(p, ask->op, ret_row)) return 0;
+    if (ask->n_tokens == 0 || ask->n_tokens > p->seg->h->geometry.context_tokens) return -E2BIG;
+    if (resumes(p, ask)) {
+        const struct pool_body *b = segment_body(p->seg, ask->resume_row);
+        if (b->state == POOL_CLOSING && ask->may_wait) return -EAGAIN;
+        uint32_t limit = min_u32(b->base, ask->n_tokens - 1);
+        if (b->state == POOL_WAITING)
+            return open_over(p, ask, ask->resume_row,
+                             match_common(p, ask->resume_row, ask->tokens, limit), ret_row);
+    }
+    struct match m = match_best(p, ask, ask->may_wait);
+    if (m.row == PLAN_NOBODY) return open_new(p, ask, PLAN_NOBODY, 0, ret_row);
+    if (m.closing) return -EAGAIN;
+    if (takes_over(p, &m)) return open_over(p, ask, m.row, m.cells, ret_row);
+    return open_new(p, ask, m.row, m.cells, ret_row);
+}
+
+int pool_grow(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to_cells)
+{
+    int r = look(p, op, seen);
+    if (r != 0) return r < 0 ? r : 0;
+    struct pool_body b = *segment_body(p->seg, seen.row);
+    if (b.state != POOL_ACTIVE) return -ESTALE;
+    if (to_cells > p->seg->h->geometry.context_tokens) return -E2BIG;
+    uint32_t entries = max_u32(pool_entries_for(p, to_cells), b.n_entries);
+    r = plan_room(p, entries - b.n_entries, PLAN_NOBODY, true);
+    if (r < 0) return r;
+    reserve(p, seen.row, b.n_entries, entries);
+    b.n_entries = entries;
+    b.op_incarnation = op.incarnation;
+    b.op_number = op.number;
+    segment_commit(p->seg, seen.row, &b);
+    touch(p, seen.row);
+    return 0;
+}
+
+int pool_truncate(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to_cells,
+                  uint64_t last_window)
+{
+    int r = look(p, op, seen);
+    if (r != 0) return r < 0 ? r : 0;
+    const struct pool_body *b = segment_body(p->seg, seen.row);
+    if (b->state != POOL_ACTIVE && b->state != POOL_IDLE) return -ESTALE;
+    if (b->state == POOL_ACTIVE && !pool_drained(p, b->pipeline, last_window)) return -EAGAIN;
+    uint32_t cells = min_u32(to_cells, pool_valid_cells(p, seen.row));
+    pool_cut(p, seen.row, cut_point(p, seen.row, cells), b->state, &op);
+    return 0;
+}
+
+int pool_close_row(struct pool *p, const struct pool_close *ask)
+{
+    int r = look(p, ask->op, ask->seen);
+    if (r != 0) return r < 0 ? r : 0;
+    struct pool_body b = *segment_body(p->seg, ask->seen.row);
+    if (b.state != POOL_ACTIVE) return -ESTALE;
+    b.state = POOL_CLOSING;
+    b.last_window = ask->last_window;
+    b.keep = ask->keep;
+    b.resume = ask->resume && b.gateway;
+    b.op_incarnation = ask->op.incarnation;
+    b.op_number = ask->op.number;
+    segment_commit(p->seg, ask->seen.row, &b);
+    p->n_closing++;
+    touch(p, ask->seen.row);
+    return 0;
+}
+
+int pool_drop(struct pool *p, uint32_t row, uint64_t generation)
+{
+    if (row >= p->seg->h->n_rows) return -ENOENT;
+    const struct pool_body *b = segment_body(p->seg, row);
+    if (b->state == POOL_FREE || b->generation != generation) return -ENOENT;
+    if (b->state != POOL_IDLE && b->state != POOL_WAITING) return -EBUSY;
+    pool_cut(p, row, 0, POOL_IDLE, NULL);
+    return 0;
+}
+
+/* The second commit of an end: the lease begins anew with what is complete in the pool. */
+static void fold(struct pool *p, uint32_t row)
+{
+    const struct pool_body *b = segment_body(p->seg, row);
+    uint32_t cells = min_u32(pool_valid_cells(p, row), b->keep);
+    uint32_t to = b->resume ? POOL_WAITING : POOL_IDLE;
+    p->n_closing--;
+    pool_cut(p, row, cells, to, NULL);
+    touch(p, row);
+}
+
+uint32_t pool_drain(struct pool *p)
+{
+    uint32_t n = 0;
+    for (uint32_t row = 0; p->n_closing && row < p->seg->h->n_rows; row++) {
+        const struct pool_body *b = segment_body(p->seg, row);
+        if (b->state != POOL_CLOSING || !pool_drained(p, b->pipeline, b->last_window)) continue;
+        fold(p, row);
+        n++;
+    }
+    return n;
+}
+
+static bool spared(const struct pool_orphans *o, uint32_t row, const struct pool_body *b)
+{
+    for (size_t i = 0; i < o->n_keep_rows; i++)
+        if (o->keep_rows[i] == row) return true;
+    for (size_t i = 0; i < o->n_pending; i++)
+        if (b->op_incarnation == o->incarnation && b->op_number == o->pending[i]) return true;
+    return false;
+}
+
+void pool_close_orphans(struct pool *p, const struct pool_orphans *o)
+{
+    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+        struct pool_body b = *segment_body(p->seg, row);
+        if (b.state != POOL_ACTIVE || b.pipeline != o->pipeline || spared(o, row, &b)) continue;
+        b.state = POOL_CLOSING;
+        b.last_window = o->last_window;
+        b.keep = UINT32_MAX;
+        b.resume = o->resume && b.gateway;
+        segment_commit(p->seg, row, &b);
+        p->n_closing++;
+    }
+}
+
+void pool_give_up_waiting(struct pool *p, uint64_t gateway, uint64_t before_us)
+{
+    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+        const struct pool_body *b = segment_body(p->seg, row);
+        bool gone = gateway ? b->gateway == gateway : p->seg->rows[row].last_use < before_us;
+        if (b->state == POOL_WAITING && gone) pool_cut(p, row, b->base, POOL_IDLE, NULL);
+    }
+}
