@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: MIT
+"""Starts the real programs in a folder of their own and ends them; what all stories stand on.
+
+A Cistern owns a temporary folder (configuration, sockets, logs), a folder of memory files on tmpfs,
+and a NOTIFY_SOCKET by which it hears READY=1: nothing here sleeps until something may have happened.
+Where only looking tells (a death's consequences in another process), eventually() looks, bounded.
+A process that ends by SIGTERM must end with 0, and no log may hold a sanitizer's report.
+"""
+import ctypes
+import http.client
+import itertools
+import json
+import os
+import pathlib
+import re
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+
+import pool
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("CISTERN_BUILD", ROOT / "build"))
+READY_S = 120  # bound only; a loaded machine under sanitizers needs a few seconds
+STOP_S = 60
+ANSWER_S = 180
+PR_SET_PDEATHSIG = 1
+UCRED = struct.Struct("3i")
+LIBC = ctypes.CDLL(None, use_errno=True)
+SANITIZER = re.compile(r"AddressSanitizer|LeakSanitizer|UndefinedBehaviorSanitizer|runtime error:")
+numbers = itertools.count()
+
+
+class Died(Exception):
+    """A process ended where it should have become ready."""
+
+
+def eventually(condition, what, seconds=30):
+    """The value of condition() as soon as it is true; looks every 5 ms, for what sends no event."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds} s")
+        time.sleep(0.005)
+    return value
+
+
+class Process:
+    def __init__(self, name, command, folder, notify_path):
+        def die_with_parent():
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+        self.name = name
+        self.log = folder / f"{name}.{next(numbers)}.log"
+        self.ready = False
+        with open(self.log, "wb") as log:
+            self.popen = subprocess.Popen(
+                [str(c) for c in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(os.environ, NOTIFY_SOCKET=notify_path),
+                preexec_fn=die_with_parent,
+            )
+        self.pid = self.popen.pid
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def alive(self):
+        return self.pidfd >= 0 and not select.select([self.pidfd], [], [], 0)[0]
+
+    def send(self, number):
+        signal.pidfd_send_signal(self.pidfd, number)
+
+    def wait(self, seconds=STOP_S):
+        """Its exit status; negative: the signal that killed it."""
+        if self.pidfd >= 0:
+            if not select.select([self.pidfd], [], [], seconds)[0]:
+                raise AssertionError(f"{self.name} did not end within {seconds} s\n{self.text()}")
+            os.close(self.pidfd)
+            self.pidfd = -1
+        return self.popen.wait()
+
+    def kill(self):
+        self.send(signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL
+
+    def stop(self):
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGTERM)
+        status = self.wait()
+        assert status == 0, f"{self.name} ended with {status} after SIGTERM\n{self.text()}"
+
+    def freeze(self):
+        """Returns when every thread of it stands still."""
+        self.send(signal.SIGSTOP)
+        tasks = pathlib.Path(f"/proc/{self.pid}/task")
+
+        def stands():
+            states = [(t / "stat").read_text().rpartition(")")[2].split()[0] for t in tasks.iterdir()]
+            return all(s in "Tt" for s in states)
+
+        eventually(stands, f"{self.name} stops")
+
+    def thaw(self):
+        self.send(signal.SIGCONT)
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+
+class Cistern:
+    """The programs of one pool. settings: {"section.key": value}, over a small preset."""
+
+    def __init__(self, model, stages=2, settings=None):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="cistern-test-"))
+        self.memory = pathlib.Path(f"/dev/shm/cistern-test-{os.getpid()}-{next(numbers)}")
+        self.stages = stages
+        self.settings = {
+            "run.dir": self.folder / "run",
+            "run.log_level": "debug",
+            "model.path": model,
+            "pool.dir": self.memory,
+            "worker.stages": stages,
+            "worker.threads": 1,
+            "gateway.port": 0,
+        }
+        self.settings.update(settings or {})
+        if self.settings.get("worker.trace") is True:
+            self.settings["worker.trace"] = self.folder / "trace"
+        self.processes = []
+        self.workers = [None] * stages
+        self.poold = self.gateway = None
+        self.port = None
+        path = str(self.folder / "notify")
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notify.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.notify.bind(path)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, _value, _traceback):
+        try:
+            if kind is None:
+                self.stop_all()
+            self.look_for_reports()
+        finally:
+            for p in self.processes:
+                if p.alive():
+                    p.kill()
+                if kind is not None:
+                    print(f"---- {p.log.name}\n{p.text()[-3000:]}")
+            self.notify.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.memory, ignore_errors=True)
+
+    def look_for_reports(self):
+        for p in self.processes:
+            found = SANITIZER.search(p.text())
+            assert not found, f"{p.name}: {p.text()[found.start() :][:4000]}"
+
+    def stop_all(self):
+        for p in [self.gateway, *self.workers, self.poold]:
+            if p and p.alive():
+                p.stop()
+
+    # ---- processes
+
+    def write_config(self):
+        sections = {}
+        for key, value in self.settings.items():
+            section, name = key.split(".", 1)
+            sections.setdefault(section, []).append(f"{name} = {value}")
+        text = "".join(f"[{s}]\n" + "\n".join(lines) + "\n\n" for s, lines in sections.items())
+        path = self.folder / "cistern.conf"
+        path.write_text(text)
+        return path
+
+    def launch(self, program, *arguments, name=None):
+        """Starts a program; does not wait for it."""
+        command = [BUILD / program / program, "--config", self.write_config(), *arguments]
+        p = Process(name or program, command, self.folder, self.notify.getsockname())
+        self.processes.append(p)
+        return p
+
+    def wait_ready(self, *processes):
+        deadline = time.monotonic() + READY_S
+        while not all(p.ready for p in processes):
+            left = deadline - time.monotonic()
+            fds = [self.notify.fileno(), *(p.pidfd for p in processes if not p.ready)]
+            readable = select.select(fds, [], [], max(0, left))[0]
+            if not readable:
+                waiting = [p for p in processes if not p.ready]
+                raise AssertionError(f"{waiting[0].name} is not ready\n{waiting[0].text()}")
+            if self.notify.fileno() in readable:
+                self.read_notify()
+                continue
+            dead = next(p for p in processes if p.pidfd in readable)
+            raise Died(f"{dead.name} ended with {dead.wait()}\n{dead.text()}")
+
+    def read_notify(self):
+        data, control, _, _ = self.notify.recvmsg(4096, socket.CMSG_SPACE(UCRED.size))
+        sender = next((UCRED.unpack(c[2])[0] for c in control), 0)
+        if b"READY=1" in data.split(b"\n"):
+            for p in self.processes:
+                p.ready |= p.pid == sender
+
+    def start_poold(self):
+        self.poold = self.launch("poold")
+        self.wait_ready(self.poold)
+
+    def start_worker(self, stage, wait=True):
+        p = self.launch("workerd", "--stage", stage, name=f"workerd-{stage}")
+        self.workers[stage] = p
+        if wait:
+            self.wait_ready(p)
+
+    def start_gateway(self):
+        self.gateway = self.launch("gateway")
+        self.wait_ready(self.gateway)
+        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.gateway.text())
+        self.port = int(found.group(1))
+
+    def start(self):
+        self.start_poold()
+        for stage in range(self.stages):
+            self.start_worker(stage, wait=False)
+        self.start_gateway()
+        self.wait_ready(*self.workers)
+        self.wait_healthy()
+        return self
+
+    def wait_healthy(self):
+        eventually(lambda: self.get("/health")[0] == 200, "the gateway can answer")
+
+    # ---- HTTP
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S)
+
+    def get(self, path):
+        connection = self.connect()
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    def post(self, path, body):
+        """Status and parsed answer; body: an object, or bytes to be sent as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection = self.connect()
+        connection.request("POST", path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    def chat(self, content, **fields):
+        """An answer in one piece; content: a user's message, or a list of messages."""
+        status, answer = self.post("/v1/chat/completions", chat_body(content, fields))
+        assert status == 200, answer
+        return answer
+
+    def stream(self, content, **fields):
+        return Stream(self.connect(), chat_body(content, fields))
+
+    def send(self, connection, content, **fields):
+        """Asks for an answer in one piece and does not wait for it."""
+        data = json.dumps(chat_body(content, fields)).encode()
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", data, headers)
+
+    def metric(self, name, **labels):
+        """The sum of a metric's samples that bear these labels."""
+        text = self.get("/metrics")[1].decode()
+        total, found = 0.0, False
+        for line in text.splitlines():
+            m = re.match(r"(\w+)(?:\{(.*)\})? (\S+)$", line)
+            if not m or m.group(1) != name:
+                continue
+            has = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', m.group(2) or ""))
+            if labels.items() <= has.items():
+                total, found = total + float(m.group(3)), True
+        assert found, f"no metric {name} {labels} in\n{text}"
+        return total
+
+    # ---- traces and memory
+
+    def trace(self):
+        """What worker.trace wrote: {request: {position: (token, hash of the row's logits)}}, in the
+        order in which requests first appear."""
+        rows = {}
+        for line in pathlib.Path(self.settings["worker.trace"]).read_text().splitlines():
+            request, _row, position, token, value = line.split()
+            rows.setdefault(request, {})[int(position)] = (token, value)
+        return rows
+
+    def pool(self):
+        return pool.Pool(self.memory)
+
+    def page(self, stage):
+        """What a worker has published of itself."""
+        return pool.read_page(self.memory, stage)
+
+
+def chat_body(content, fields):
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    return {"model": "any", "messages": messages, **fields}
+
+
+class Stream:
+    """A streamed answer. Iterating gives the text of each event that has one."""
+
+    def __init__(self, connection, body):
+        self.connection = connection
+        data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
+        connection.request(
+            "POST", "/v1/chat/completions", data.encode(), {"Content-Type": "application/json"}
+        )
+        # The response may close the connection's own handle, which close() still needs.
+        self.socket = connection.sock.dup()
+        self.response = None
+        self.text = ""
+        self.finish_reason = self.usage = self.error = None
+        self.done = False
+
+    def fileno(self):
+        return self.socket.fileno()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.response is None:
+            self.response = self.connection.getresponse()
+            assert self.response.status == 200, self.response.read()
+        while line := self.response.readline():
+            if line.strip() == b"data: [DONE]":
+                self.done = True
+            elif line.startswith(b"data: ") and (piece := self.take(json.loads(line[6:]))):
+                return piece
+        raise StopIteration
+
+    def take(self, event):
+        if "error" in event:
+            self.error = event["error"]
+            return None
+        self.usage = event.get("usage") or self.usage
+        piece = ""
+        for choice in event["choices"]:
+            piece += choice["delta"].get("content") or ""
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+        self.text += piece
+        return piece
+
+    def read_all(self):
+        for _ in self:
+            pass
+        return self
+
+    def leave(self):
+        """Closes the connection as a client does that ends in the middle."""
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.connection.close()

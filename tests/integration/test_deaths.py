@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: MIT
+"""kill -9 is an ordinary step: who dies where, what a user sees, and what must hold after it."""
+import threading
+
+import pytest
+
+from harness import Cistern, eventually
+from pool import ACTIVE, CLOSING, IDLE, WAITING
+from test_equal import SMALL, cached, solo_rows, words
+
+CHUNK = 16  # small, so that a conversation crosses many chunk borders
+DEATHS = {**SMALL, "pool.chunk": CHUNK, "worker.stuck_ms": 60000}
+CHAT = (words(40, 11), {"max_tokens": 60, "temperature": 0.8, "seed": 5})
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model):
+    rows, answers = solo_rows(tiny_model, [CHAT], **{"pool.chunk": CHUNK})
+    return rows[0], answers[0]["choices"][0]["message"]["content"], answers[0]["usage"]
+
+
+def replace_poold(c):
+    c.poold.kill()
+    c.start_poold()
+
+
+def quiet(c):
+    """No conversation is open any more, and the tables are whole."""
+    eventually(lambda: not c.pool().rows(ACTIVE, CLOSING, WAITING), "all conversations are closed")
+    c.pool().check_tables()
+
+
+def test_poold_dies_around_a_chunk_border(tiny_model, alone):
+    """In mid-stream, at every distance from a border: the growth asks a poold that is not there."""
+    rows, text, usage = alone
+    to_border = CHUNK - usage["prompt_tokens"] % CHUNK
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        for i, pieces in enumerate((to_border - 2, to_border - 1, to_border, to_border + 1)):
+            stream = c.stream(CHAT[0], **CHAT[1])
+            for _ in range(max(pieces, 1)):
+                next(stream)
+            replace_poold(c)
+            stream.read_all()
+            assert (stream.text, stream.finish_reason) == (text, "length")
+            assert list(c.trace().values())[i] == rows
+            quiet(c)
+
+
+def test_poold_dies_one_cell_before_a_border(tiny_model, alone):
+    """The pipeline stands still with exactly one cell left in the chunk when poold dies."""
+    rows, text, usage = alone
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        stream = c.stream(CHAT[0], **CHAT[1])
+        next(stream)
+        filled = eventually(lambda: step_to_border(c), "one cell is left before a border")
+        assert filled % CHUNK == CHUNK - 1
+        replace_poold(c)
+        c.workers[1].thaw()
+        stream.read_all()
+        assert stream.text == text
+        assert list(c.trace().values())[0] == rows
+        quiet(c)
+
+
+def step_to_border(c):
+    """Lets the last stage run a moment; the cells filled when that is one short of a chunk."""
+    c.workers[1].freeze()
+    (request,) = c.trace().values()
+    filled = max(request) + 1
+    if filled % CHUNK == CHUNK - 1:
+        return filled
+    c.workers[1].thaw()
+    return 0
+
+
+def test_poold_dies_between_open_and_first_window(tiny_model, alone):
+    rows, text, _ = alone
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        c.workers[1].freeze()  # no window ends before the story wants it
+        stream = c.stream(CHAT[0], **CHAT[1])
+        eventually(lambda: c.pool().rows(ACTIVE), "the conversation is open")
+        assert not c.trace()
+        replace_poold(c)
+        (row,) = c.pool().rows(ACTIVE)
+        c.workers[1].thaw()
+        stream.read_all()
+        assert stream.text == text
+        assert list(c.trace().values())[0] == rows
+        quiet(c)
+
+
+def test_poold_dies_with_an_open_unanswered(tiny_model, alone):
+    """It dies with the open in its socket: asked again, under the same number, it opens once."""
+    _, text, _ = alone
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        c.poold.freeze()
+        stream = c.stream(CHAT[0], **CHAT[1])
+        eventually(lambda: c.metric("cistern_requests_waiting") == 1, "the request has arrived")
+        replace_poold(c)
+        stream.read_all()
+        assert stream.text == text
+        quiet(c)
+        assert len(c.pool().rows(IDLE)) == 1
+
+
+def test_idle_conversations_outlive_poold(tiny_model, alone):
+    _, _, usage = alone
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        c.chat(CHAT[0], **CHAT[1])
+        quiet(c)
+        replace_poold(c)
+        c.wait_healthy()
+        again = c.chat(CHAT[0], **CHAT[1])
+        assert cached(again) == usage["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_worker_dies_in_mid_stream(tiny_model, alone, stage):
+    """The answer goes on with the same tokens once the worker is back, or ends with an error event;
+    it never goes on with other tokens. Health tells meanwhile."""
+    _, text, _ = alone
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        stream = c.stream(CHAT[0], **CHAT[1])
+        for _ in range(5):
+            next(stream)
+        c.workers[stage].kill()
+        eventually(lambda: c.get("/health")[0] == 503, "health tells of the missing stage")
+        c.start_worker(stage)
+        stream.read_all()
+        assert stream.done, "the stream ended without [DONE]"
+        if stream.error:
+            assert stream.error["code"] == "stage_lost"
+            assert text.startswith(stream.text)
+        else:
+            assert stream.text == text
+        c.wait_healthy()
+        assert c.chat(CHAT[0], **CHAT[1])["choices"][0]["message"]["content"] == text
+        quiet(c)
+
+
+def test_worker_dies_under_a_crowd(tiny_model):
+    """Eight streams at once lose a stage; each ends properly and its text is its own."""
+    chats = [(f"{i} {words(30, i)}", {"max_tokens": 60, "temperature": 0}) for i in range(8)]
+    _, answers = solo_rows(tiny_model, chats, **{"pool.chunk": CHUNK})
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        streams = [c.stream(content, **fields) for content, fields in chats]
+        for s in streams:
+            next(s)
+        readers = [threading.Thread(target=s.read_all) for s in streams]
+        for r in readers:
+            r.start()
+        c.workers[1].kill()
+        c.start_worker(1)
+        for r in readers:
+            r.join()
+        for s, answer in zip(streams, answers):
+            text = answer["choices"][0]["message"]["content"]
+            assert s.done and (text.startswith(s.text) if s.error else s.text == text)
+        c.wait_healthy()
+        quiet(c)
+
+
+def test_gateway_dies(tiny_model, alone):
+    """Its requests are cancelled, their K/V stays: the retry through a new gateway is cheap."""
+    _, text, usage = alone
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        stream = c.stream(CHAT[0], **CHAT[1])
+        for _ in range(5):
+            next(stream)
+        c.gateway.kill()
+        quiet(c)
+        c.start_gateway()
+        c.wait_healthy()
+        again = c.chat(CHAT[0], **CHAT[1])
+        assert cached(again) == usage["prompt_tokens"] - 1
+        assert again["choices"][0]["message"]["content"] == text
+
+
+def test_a_stopped_stage_stops_the_tokens(tiny_model, alone):
+    """SIGSTOP of stage 1: what is in flight comes, then nothing; SIGCONT: the same answer."""
+    rows, text, _ = alone
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        stream = c.stream(CHAT[0], **CHAT[1])
+        for _ in range(3):
+            next(stream)
+        c.workers[1].freeze()
+        (before,) = c.trace().values()
+        page = c.page(1)
+        # Another chat shows that the rest lives: its window is composed, and not computed either.
+        other = c.stream("other", max_tokens=1)
+        eventually(lambda: len(c.pool().rows(ACTIVE)) == 2, "a second conversation opens")
+        assert list(c.trace().values())[0] == before and c.page(1) == page
+        c.workers[1].thaw()
+        stream.read_all()
+        other.read_all()
+        assert stream.text == text and list(c.trace().values())[0] == rows
+
+
+def test_a_stuck_worker_is_made_a_dead_one(tiny_model, alone):
+    """A worker that stands still past worker.stuck_ms is killed by poold, and missed by health."""
+    with Cistern(tiny_model, settings={**DEATHS, "worker.stuck_ms": 500}).start() as c:
+        stuck = c.workers[1]
+        stuck.freeze()
+        assert stuck.wait() == -9
+        eventually(lambda: c.get("/health")[0] == 503, "health tells of the missing stage")
+        c.start_worker(1)
+        c.wait_healthy()
+        assert c.chat(CHAT[0], **CHAT[1])["choices"][0]["message"]["content"] == alone[1]
+
+
+def test_everything_dies_at_once(tiny_model, alone):
+    _, text, usage = alone
+    with Cistern(tiny_model, settings=DEATHS).start() as c:
+        stream = c.stream(CHAT[0], **CHAT[1])
+        for _ in range(20):
+            next(stream)
+        for p in (c.poold, *c.workers, c.gateway):
+            p.kill()
+        c.start()
+        again = c.chat(CHAT[0], **CHAT[1])
+        assert again["choices"][0]["message"]["content"] == text
+        assert cached(again) >= usage["prompt_tokens"] - 1
+        quiet(c)
