@@ -2,9 +2,9 @@
 #ifndef WORKERD_MODEL_H
 #define WORKERD_MODEL_H
 /*
- * One stage of a model: the weights of its layers, its family's forward pass (workerd/arch/), and the
- * backend that computes it. stage.c owns it and calls it from the device thread, one window at a time.
- * It knows nothing of lanes, requests, messages or processes.
+ * One stage of a model: the weights of its layers, its family's forward pass (workerd/arch/), and
+ * the backend that computes it. stage.c owns it and calls it from the device thread, one window at
+ * a time. It knows nothing of lanes, requests, messages or processes.
  */
 #include <stdbool.h>
 
@@ -22,14 +22,14 @@ struct model_want {
     uint32_t first_layer, n_layers; /* this stage's; it has the embedding when first_layer is 0 and
                                        the head when it reaches the last layer */
     enum model_precision precision;
-    uint32_t kv;          /* enum pool_kv */
-    uint32_t max_rows;    /* token rows of the largest window */
-    uint32_t max_lanes;   /* lanes of the largest window */
+    uint32_t kv;        /* enum pool_kv */
+    uint32_t max_rows;  /* token rows of the largest window */
+    uint32_t max_lanes; /* lanes of the largest window */
     uint32_t context_tokens;
-    uint32_t n_threads;   /* compute threads, this one included */
-    const char *cpus;     /* worker.cpus: a list like "0-3,8", or NULL for no pinning */
-    bool may_spin;        /* barriers may spin up to 20 us before they sleep (design section 4) */
-    const char *variant;  /* "auto", "avx512", "avx2", "plain": refused when the CPU lacks it */
+    uint32_t n_threads;  /* compute threads, this one included */
+    const char *cpus;    /* worker.cpus: a list like "0-3,8", or NULL for no pinning */
+    bool may_spin;       /* barriers may spin up to 20 us before they sleep (design section 4) */
+    const char *variant; /* "auto", "avx512", "avx2", "plain": refused when the CPU lacks it */
 };
 
 /* What a stage states of itself at attach. */
@@ -44,8 +44,8 @@ struct model_facts {
     uint64_t weight_bytes; /* resident for this stage */
 };
 
-/* Reads only the metadata: what the file holds, without weights. For the head's messages and to size
- * an even split before a stage is chosen. */
+/* Reads only the metadata: what the file holds, without weights. For the head's messages and to
+ * size an even split before a stage is chosen. */
 int model_probe(const struct gguf *g, struct why *why, struct model_facts *ret);
 
 /* Loads the weights and makes every buffer that model_run will need; nothing is allocated later.

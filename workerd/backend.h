@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_BACKEND_H
+#define WORKERD_BACKEND_H
+/*
+ * A device as a model sees it: one table of operations, no optional entries. The operations of a
+ * window are enqueued between begin and sync and run in that order; they return nothing, the first
+ * failure sticks and sync returns it. Buffers and weights belong to the backend and go with it.
+ * Called from the device thread only.
+ *
+ * What every implementation must keep (design section 5): a token row's bits are a function of the
+ * tokens before it and its position, not of the rows beside it, of the number of rows or of
+ * threads.
+ */
+#include <stdbool.h>
+
+#include "common/base.h"
+#include "workerd/window.h"
+
+struct backend;
+struct backend_weight; /* a matrix or vector as the device keeps it */
+struct backend_buffer; /* float32 [rows][width], on the device */
+
+struct backend_want {
+    uint32_t n_embd, n_heads, n_kv_heads, head_dim; /* head_dim is a multiple of 16 */
+    uint32_t n_layers;                              /* of this stage */
+    uint32_t rope_dims;       /* leading dimensions of a head that turn; a multiple of 16 */
+    const double *rope_freq;  /* [rope_dims / 2], radians a position; copied */
+    float eps;                /* of the RMS norms */
+    bool float32;             /* float32 weights and activations throughout */
+    uint32_t kv, block_cells; /* enum pool_kv */
+    uint64_t block_bytes;
+    uint32_t max_rows, max_lanes, context_tokens;
+    uint32_t n_threads;         /* the calling one included; 0 counts as 1 */
+    const char *cpus, *variant; /* as in struct model_want */
+    bool may_spin;
+};
+
+/* A tensor of the model file: n_out rows of n_in values, in ggml's block layouts. A vector has
+ * n_out 1. */
+struct backend_tensor {
+    const char *name;
+    uint32_t type; /* enum ggml_type */
+    uint32_t n_out, n_in;
+    const void *data;
+};
+
+enum weight_use {
+    WEIGHT_MATRIX, /* multiplied; the data may go when the call returns */
+    WEIGHT_VECTOR, /* of a norm; the data may go when the call returns */
+    WEIGHT_LOOKUP, /* rows are looked up in the data, which stays mapped */
+};
+
+struct backend_ops {
+    const char *name;
+    int (*open)(const struct backend_want *want, struct why *why, struct backend **ret);
+    void (*close)(struct backend *b); /* takes NULL */
+    /* For people: "cpu avx512, 2 threads". */
+    const char *(*device)(const struct backend *b);
+
+    bool (*multiplies)(uint32_t ggml_type); /* types that weight takes, for all uses */
+    int (*weight)(struct backend *b, enum weight_use use, const struct backend_tensor *t,
+                  struct why *why, struct backend_weight **ret);
+    uint64_t (*weight_bytes)(const struct backend *b); /* resident, of all weights so far */
+    int (*buffer)(struct backend *b, uint32_t max_rows, uint32_t width,
+                  struct backend_buffer **ret);
+    /* Layers are numbered within the stage: layer i here is arena layer first_layer + i. */
+    int (*use_arena)(struct backend *b, struct pool_arena *arena, uint32_t first_layer,
+                     struct why *why);
+    void (*copy_cells)(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells);
+
+    void (*begin)(struct backend *b, const struct window *w);
+    /* x[row] = the table's row of the window's token. */
+    void (*embed)(struct backend *b, struct backend_buffer *x, const struct backend_weight *table);
+    /* x = host [rows][width]; host = x, there once sync has returned. */
+    void (*load)(struct backend *b, struct backend_buffer *x, const float *host);
+    void (*store)(struct backend *b, float *host, const struct backend_buffer *x);
+    /* y = x / sqrt(mean(x^2) + eps) * w */
+    void (*rms_norm)(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
+                     const struct backend_weight *w);
+    /* q = rope(Wq x); rope(Wk x) and Wv x go to the arena, into the rows' cells. Rope turns the
+     * pairs (2i, 2i+1) of each head (RoFormer, arXiv:2104.09864). w: {Wq, Wk, Wv}. */
+    void (*qkv)(struct backend *b, struct backend_buffer *q, struct backend_buffer *x,
+                struct backend_weight *const w[3], uint32_t layer);
+    /* y = softmax(q K^T / sqrt(head_dim)) V for each head, over the arena's cells up to and
+     * including the row's own. Query head h reads K/V head h / (n_heads / n_kv_heads). */
+    void (*attend)(struct backend *b, struct backend_buffer *y, const struct backend_buffer *q,
+                   uint32_t layer);
+    /* x += W y */
+    void (*project)(struct backend *b, struct backend_buffer *x, struct backend_buffer *y,
+                    const struct backend_weight *w);
+    /* h = silu(Wgate x) * (Wup x), silu(v) = v / (1 + exp(-v)) (arXiv:2002.05202) */
+    void (*gate_up)(struct backend *b, struct backend_buffer *h, struct backend_buffer *x,
+                    const struct backend_weight *gate, const struct backend_weight *up);
+    /* y = the n named rows of x. rows stays the caller's and must live until sync. */
+    void (*pick)(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
+                 const uint32_t *rows, uint32_t n);
+    /* y = W x */
+    void (*matmul)(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
+                   const struct backend_weight *w);
+    int (*sync)(struct backend *b);
+    /* A row of a buffer, readable by the caller until the next operation. */
+    const float *(*row)(const struct backend *b, const struct backend_buffer *x, uint32_t row);
+};
+
+extern const struct backend_ops cpu_backend;
+
+#endif

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Loading a stage and running its windows: what is common to all families and devices. The weights
+ * are weights.c's, the forward pass the family's, the arithmetic the backend's.
+ */
+#include "workerd/model.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "workerd/weights.h"
+
+enum {
+    BLOCK_MIN_BYTES = 2048, /* design section 1: smaller gathers are slow */
+    BLOCK_MIN_CELLS = 16,   /* the kernels take 16 cells at once */
+    LOGITS_ROWS = 16,       /* rows of logits made at a time: 3 MiB at a vocabulary of 49,152 */
+    LANES_MAX = 4096,
+    ROWS_MAX = 1 << 16,
+    CONTEXT_MAX = 1 << 24,
+};
+
+struct model {
+    struct model_facts facts;
+    struct model_want want;
+    const struct arch *arch;
+    struct arch_params params;
+    const struct backend_ops *ops;
+    struct backend *backend;
+    struct weights weights;
+    struct arch_buffers buf;
+    struct pool_arena *arena;
+    struct sampler_candidate *candidates; /* [n_vocab] */
+};
+
+static bool is_first(const struct model *m) { return m->want.first_layer == 0; }
+static bool is_last(const struct model *m)
+{
+    return m->want.first_layer + m->want.n_layers == m->params.n_layers;
+}
+
+/* ---- facts ---- */
+
+static void block_facts(const struct arch_params *p, uint32_t kv, struct model_facts *f)
+{
+    uint64_t cell = (uint64_t)2 * p->dim[DIM_KV] * (kv == POOL_KV_F32 ? 4 : 2);
+    f->block_cells = BLOCK_MIN_CELLS;
+    while (f->block_cells * cell < BLOCK_MIN_BYTES)
+        f->block_cells *= 2;
+    f->block_bytes = f->block_cells * cell;
+}
+
+static void name_facts(const struct gguf *g, const struct arch *a, struct model_facts *f)
+{
+    struct gguf_str name;
+    (void)snprintf(f->arch, sizeof(f->arch), "%s", a->name);
+    if (gguf_str(g, "general.name", &name) < 0) name = (struct gguf_str){"unnamed", 7};
+    (void)snprintf(f->name, sizeof(f->name), "%.*s", (int)min_u64(name.bytes, sizeof(f->name) - 1),
+                   name.at);
+}
+
+static int probe(const struct gguf *g, struct why *why, const struct arch **arch,
+                 struct arch_params *p, struct model_facts *f)
+{
+    int r = arch_find(g, why, arch);
+    if (r == 0) r = (*arch)->params(g, why, p);
+    if (r < 0) return r;
+    *f = (struct model_facts){
+        .n_layers = p->n_layers,
+        .n_embd = p->dim[DIM_EMBD],
+        .n_vocab = p->dim[DIM_VOCAB],
+        .n_kv_heads = p->n_kv_heads,
+        .head_dim = p->head_dim,
+        .n_ctx_train = p->n_ctx_train,
+    };
+    name_facts(g, *arch, f);
+    return 0;
+}
+
+int model_probe(const struct gguf *g, struct why *why, struct model_facts *ret)
+{
+    const struct arch *arch;
+    struct arch_params p;
+    struct model_facts f;
+    int r = probe(g, why, &arch, &p, &f);
+    if (r == 0) *ret = f;
+    return r;
+}
+
+/* ---- loading ---- */
+
+static int check_want(const struct model_want *w, const struct model_facts *f, struct why *why)
+{
+    if (w->n_layers == 0 || w->first_layer >= f->n_layers ||
+        w->n_layers > f->n_layers - w->first_layer)
+        return why_set(why, -EINVAL, "layers %u to %u: the model has layers 0 to %u",
+                       w->first_layer, w->first_layer + w->n_layers - 1, f->n_layers - 1);
+    if (w->kv != POOL_KV_F32 && w->kv != POOL_KV_F16)
+        return why_set(why, -ENOTSUP, "K/V format %u isn't supported; supported: f32, f16", w->kv);
+    if (w->max_rows == 0 || w->max_rows > ROWS_MAX || w->max_lanes == 0 ||
+        w->max_lanes > LANES_MAX || w->max_lanes > w->max_rows)
+        return why_set(why, -EINVAL,
+                       "windows of %u rows and %u lanes: at most %d rows and %d lanes", w->max_rows,
+                       w->max_lanes, ROWS_MAX, LANES_MAX);
+    if (w->context_tokens == 0 || w->context_tokens > CONTEXT_MAX)
+        return why_set(why, -EINVAL, "a context of %u tokens: expected 1 to %d", w->context_tokens,
+                       CONTEXT_MAX);
+    return 0;
+}
+
+static int open_backend(struct model *m, struct why *why)
+{
+    const struct model_want *w = &m->want;
+    struct backend_want want = {
+        .n_embd = m->facts.n_embd,
+        .n_heads = m->params.n_heads,
+        .n_kv_heads = m->params.n_kv_heads,
+        .head_dim = m->params.head_dim,
+        .n_layers = w->n_layers,
+        .rope_dims = m->params.rope_dims,
+        .rope_freq = m->params.rope_freq,
+        .eps = (float)m->params.eps,
+        .float32 = w->precision == MODEL_FLOAT32,
+        .kv = w->kv,
+        .block_cells = m->facts.block_cells,
+        .block_bytes = m->facts.block_bytes,
+        .max_rows = w->max_rows,
+        .max_lanes = w->max_lanes,
+        .context_tokens = w->context_tokens,
+        .n_threads = w->n_threads,
+        .cpus = w->cpus,
+        .variant = w->variant,
+        .may_spin = w->may_spin,
+    };
+    m->ops = &cpu_backend;
+    return m->ops->open(&want, why, &m->backend);
+}
+
+static int make_buffers(struct model *m, struct why *why)
+{
+    const uint32_t *dim = m->params.dim, rows = m->want.max_rows;
+    uint32_t head_rows = is_last(m) ? min_u32(rows, LOGITS_ROWS) : 0;
+    const struct {
+        struct backend_buffer **at;
+        uint32_t rows, width;
+    } wanted[] = {
+        {&m->buf.x,      rows,      dim[DIM_EMBD] },
+        {&m->buf.norm,   rows,      dim[DIM_EMBD] },
+        {&m->buf.q,      rows,      dim[DIM_Q]    },
+        {&m->buf.attn,   rows,      dim[DIM_Q]    },
+        {&m->buf.ff,     rows,      dim[DIM_FF]   },
+        {&m->buf.head,   head_rows, dim[DIM_EMBD] },
+        {&m->buf.logits, head_rows, dim[DIM_VOCAB]},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(wanted); i++) {
+        if (wanted[i].rows == 0) continue;
+        int r = m->ops->buffer(m->backend, wanted[i].rows, wanted[i].width, wanted[i].at);
+        if (r < 0) return why_set(why, r, "no memory for windows of %u rows", rows);
+    }
+    if (is_last(m)) m->candidates = xcalloc(dim[DIM_VOCAB], sizeof(*m->candidates));
+    return 0;
+}
+
+static void state_arithmetic(struct model *m)
+{
+    /* The CPU's variants give the same bits, so none is named. cpu-1: raised when a kernel's
+     * arithmetic or the layout of a block changes. */
+    (void)snprintf(m->facts.arithmetic, sizeof(m->facts.arithmetic), "cpu-1 %s kv-%s",
+                   m->want.precision == MODEL_FLOAT32 ? "float32" : "int8",
+                   m->want.kv == POOL_KV_F32 ? "f32" : "f16");
+    (void)snprintf(m->facts.device, sizeof(m->facts.device), "%s", m->ops->device(m->backend));
+    m->facts.weight_bytes = m->ops->weight_bytes(m->backend);
+}
+
+static inline void model_freep(struct model **m) { model_free(*m); }
+
+int model_load(const struct gguf *g, const struct model_want *want, void (*progress)(void *, int),
+               void *progress_arg, struct why *why, struct model **ret)
+{
+    CLEANUP(model_freep) struct model *m = xnew(struct model);
+    m->want = *want;
+    int r = probe(g, why, &m->arch, &m->params, &m->facts);
+    if (r == 0) r = check_want(want, &m->facts, why);
+    if (r < 0) return r;
+    block_facts(&m->params, want->kv, &m->facts);
+    r = open_backend(m, why);
+    if (r < 0) return r;
+    struct weights_want weights = {
+        .gguf = g,
+        .arch = m->arch,
+        .params = &m->params,
+        .ops = m->ops,
+        .backend = m->backend,
+        .first_layer = want->first_layer,
+        .n_layers = want->n_layers,
+        .progress = progress,
+        .progress_arg = progress_arg,
+    };
+    r = weights_load(&weights, why, &m->weights);
+    if (r == 0) r = make_buffers(m, why);
+    if (r < 0) return r;
+    state_arithmetic(m);
+    *ret = TAKE(m);
+    return 0;
+}
+
+void model_free(struct model *m)
+{
+    if (!m) return;
+    if (m->backend) m->ops->close(m->backend);
+    weights_fini(&m->weights);
+    free(m->candidates);
+    free(m);
+}
+
+const struct model_facts *model_facts(const struct model *m) { return &m->facts; }
+
+int model_use_arena(struct model *m, struct pool_arena *arena, struct why *why)
+{
+    int r = m->ops->use_arena(m->backend, arena, m->want.first_layer, why);
+    if (r == 0) m->arena = arena;
+    return r;
+}
+
+void model_copy_cells(struct model *m, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells)
+{
+    m->ops->copy_cells(m->backend, from_chunk, to_chunk, n_cells);
+}
+
+/* ---- running ---- */
+
+/* The lanes' rows follow each other and fill the window. */
+static int check_window(const struct model *m, const struct window *w)
+{
+    uint32_t row = 0;
+    if (!m->arena || w->n_rows > m->want.max_rows || w->n_lanes > m->want.max_lanes) return -EINVAL;
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        const struct window_lane *l = &w->lanes[i];
+        if (l->first_row != row || l->n_rows == 0 || l->n_rows > w->n_rows - row) return -EINVAL;
+        if (l->pos > m->want.context_tokens) return -EINVAL;
+        row += l->n_rows;
+    }
+    if (row != w->n_rows || row == 0) return -EINVAL;
+    return !is_first(m) && !w->in ? -EINVAL : 0;
+}
+
+/* Rows with logits, collected until LOGITS_ROWS are there. */
+struct wanted {
+    uint32_t n, row[LOGITS_ROWS], lane[LOGITS_ROWS];
+};
+
+static void row_done(struct model *m, struct window *w, const struct wanted *want, uint32_t i)
+{
+    uint32_t lane = want->lane[i], n_vocab = m->facts.n_vocab;
+    struct window_lane *l = &w->lanes[lane];
+    const float *logits = m->ops->row(m->backend, m->buf.logits, i);
+    if (want->row[i] == l->first_row + l->n_rows - 1)
+        l->token = sample(logits, n_vocab, &l->sampling, l->pos + l->n_rows, m->candidates);
+    if (w->on_logits) w->on_logits(w->on_logits_arg, lane, want->row[i], logits, n_vocab);
+}
+
+static int head_flush(struct model *m, const struct arch_pass *p, struct window *w,
+                      struct wanted *want)
+{
+    if (want->n == 0) return 0;
+    m->ops->pick(m->backend, m->buf.head, m->buf.x, want->row, want->n);
+    m->arch->head_forward(p);
+    int r = m->ops->sync(m->backend);
+    for (uint32_t i = 0; i < want->n && r == 0; i++)
+        row_done(m, w, want, i);
+    want->n = 0;
+    return r;
+}
+
+/* Logits of the wanted rows, in row order; the layers may still be enqueued. */
+static int head(struct model *m, const struct arch_pass *p, struct window *w)
+{
+    struct wanted want = {0};
+    uint32_t room = min_u32(LOGITS_ROWS, m->want.max_rows);
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        const struct window_lane *l = &w->lanes[i];
+        if (l->want == WINDOW_NONE) continue;
+        for (uint32_t r = l->want == WINDOW_ALL ? 0 : l->n_rows - 1; r < l->n_rows; r++) {
+            want.row[want.n] = l->first_row + r;
+            want.lane[want.n++] = i;
+            int e = want.n == room ? head_flush(m, p, w, &want) : 0;
+            if (e < 0) return e;
+        }
+    }
+    int r = head_flush(m, p, w, &want);
+    return r < 0 ? r : m->ops->sync(m->backend);
+}
+
+int model_run(struct model *m, struct window *w)
+{
+    int r = check_window(m, w);
+    if (r < 0) return r;
+    struct arch_pass p = {
+        .ops = m->ops,
+        .backend = m->backend,
+        .buf = &m->buf,
+        .layers = m->weights.layers,
+        .head = m->weights.head,
+        .n_layers = m->want.n_layers,
+    };
+    m->ops->begin(m->backend, w);
+    if (is_first(m))
+        m->arch->embed(&p);
+    else
+        m->ops->load(m->backend, m->buf.x, w->in);
+    m->arch->layers_forward(&p);
+    if (is_last(m)) return head(m, &p, w);
+    m->ops->store(m->backend, w->out, m->buf.x);
+    return m->ops->sync(m->backend);
+}
