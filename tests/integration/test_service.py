@@ -56,18 +56,19 @@ def test_models(tiny_model):
 def test_usage_and_metrics_agree(tiny_model):
     with Cistern(tiny_model, settings=SMALL).start() as c:
         total = c.metric("cistern_pool_cells")
-        assert total == 16384
+        assert c.metric("cistern_pool_cells", state="free") == 16384
         answers = [c.chat(words(20, i), max_tokens=10, temperature=0) for i in range(3)]
         used = [a["usage"] for a in answers]
         for u in used:
             assert u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"]
-        assert c.metric("cistern_requests_total") == 3
+        assert c.metric("cistern_requests_total", route="/v1/chat/completions", status="200") == 3
         generated = sum(u["completion_tokens"] for u in used)
-        assert c.metric("cistern_generated_tokens_total") == generated
-        assert c.metric("cistern_prompt_tokens_total") == sum(u["prompt_tokens"] for u in used)
+        assert c.metric("cistern_tokens_total", kind="generated") == generated
+        prompts = sum(u["prompt_tokens"] for u in used)
+        assert c.metric("cistern_tokens_total", kind="prompt") == prompts
         assert c.metric("cistern_time_to_first_token_seconds_count") == 3
         assert c.metric("cistern_time_between_tokens_seconds_count") == generated - 3
-        eventually(lambda: c.metric("cistern_pool_cells", state="idle") > 0, "cells are cached")
+        eventually(lambda: c.metric("cistern_pool_cells", state="cached") > 0, "cells are cached")
         assert c.metric("cistern_pool_cells") == total
 
 
