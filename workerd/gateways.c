@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Packs and sends the head's messages to gateways (gateways.h). Owns the socket at which gateways
+ * reach the head; what they send goes to the head's handler as it comes.
+ */
+#include "workerd/gateways.h"
+
+#include <string.h>
+
+#include "common/log.h"
+
+struct gateways {
+    struct msg_server *server;
+    uint64_t failed[POOL_PROCESSES_MAX]; /* as many as can be attached */
+    uint32_t n_failed;
+};
+
+int gateways_new(struct loop *l, const char *endpoint, uint64_t self, msg_fn fn, void *arg,
+                 struct why *why, struct gateways **ret)
+{
+    struct gateways *g = xnew(struct gateways);
+    int r = msg_server_new(l, endpoint, self, fn, arg, why, &g->server);
+    if (r < 0) return free(g), r;
+    *ret = g;
+    return 0;
+}
+
+void gateways_free(struct gateways *g)
+{
+    if (!g) return;
+    msg_server_free(g->server);
+    free(g);
+}
+
+static void fail(struct gateways *g, uint64_t gateway, int r)
+{
+    for (uint32_t i = 0; i < g->n_failed; i++)
+        if (g->failed[i] == gateway) return;
+    if (g->n_failed == ARRAY_LEN(g->failed)) return; /* the next send will fail as well */
+    log_warn("gateway %016llx takes no message (%s); its requests are cancelled",
+             (unsigned long long)gateway, strerror(-r));
+    g->failed[g->n_failed++] = gateway;
+}
+
+static void send(struct gateways *g, uint64_t to, Cistern__Envelope *m)
+{
+    int r = msg_server_send(g->server, to, m);
+    if (r < 0) fail(g, to, r);
+}
+
+void gateways_model(struct gateways *g, uint64_t to, uint64_t number, const struct model_card *c)
+{
+    Cistern__Model model = CISTERN__MODEL__INIT;
+    model.name = (char *)c->name;
+    model.arch = (char *)c->arch;
+    model.fingerprint = (char *)c->fingerprint;
+    model.context_tokens = c->context_tokens;
+    model.n_ctx_train = c->n_ctx_train;
+    model.n_vocab = c->n_vocab;
+    model.n_lanes = c->n_lanes;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.number = number;
+    m.body_case = CISTERN__ENVELOPE__BODY_MODEL;
+    m.model = &model;
+    send(g, to, &m);
+}
+
+void gateways_started(struct gateways *g, const struct request *r, const struct lane *l,
+                      uint32_t cached_tokens)
+{
+    Cistern__Started started = CISTERN__STARTED__INIT;
+    started.request = r->id;
+    started.attempt = r->attempt;
+    started.cached_tokens = cached_tokens;
+    started.row = l->row;
+    started.generation = l->generation;
+    started.arrival = l->arrival;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_STARTED;
+    m.started = &started;
+    send(g, r->gateway, &m);
+}
+
+void gateways_token(struct gateways *g, const struct request *r)
+{
+    Cistern__Tokens tokens = CISTERN__TOKENS__INIT;
+    tokens.request = r->id;
+    tokens.attempt = r->attempt;
+    tokens.index = request_generated(r) - 1;
+    tokens.n_ids = 1;
+    tokens.ids = &r->tokens[r->n_tokens - 1];
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_TOKENS;
+    m.tokens = &tokens;
+    send(g, r->gateway, &m);
+}
+
+static void send_finished(struct gateways *g, uint64_t to, Cistern__Finished *finished)
+{
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_FINISHED;
+    m.finished = finished;
+    send(g, to, &m);
+}
+
+void gateways_finished(struct gateways *g, const struct request *r, const struct ending *e)
+{
+    Cistern__Finished finished = CISTERN__FINISHED__INIT;
+    finished.request = r->id;
+    finished.attempt = r->attempt;
+    finished.reason = e->reason;
+    finished.truncated = e->truncated;
+    finished.n_generated = request_generated(r);
+    finished.code = e->code;
+    if (e->text) finished.text = (char *)e->text;
+    finished.stop_token = e->stop_token;
+    send_finished(g, r->gateway, &finished);
+}
+
+void gateways_refused(struct gateways *g, uint64_t to, const Cistern__Generate *asked,
+                      const struct refusal *refusal)
+{
+    Cistern__Finished finished = CISTERN__FINISHED__INIT;
+    finished.request = asked->request;
+    finished.attempt = asked->attempt;
+    finished.reason = CISTERN__REASON__ERROR;
+    finished.code = refusal->code;
+    finished.text = (char *)refusal->text;
+    send_finished(g, to, &finished);
+}
+
+uint64_t gateways_failed(struct gateways *g) { return g->n_failed ? g->failed[--g->n_failed] : 0; }

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_HEAD_STATE_H
+#define WORKERD_HEAD_STATE_H
+/*
+ * Between the files that implement head.h: the object, and what they call of each other. head.c
+ * dispatches, admission.c gives lanes to requests and takes them back, windows.c posts and
+ * collects. Nobody else includes it.
+ */
+#include "workerd/head.h"
+#include "workerd/ops.h"
+#include "workerd/schedule.h"
+
+enum {
+    HEAD_QUEUE_MAX = 4096, /* requests waiting; the gateway's own limit is lower and comes first */
+};
+
+/* A window in flight, as the head must know it when it comes back. */
+struct flight_lane {
+    uint32_t lane, n_rows;
+    uint64_t serial;
+    bool sampled;
+};
+struct flight {
+    uint32_t group, n_lanes;
+    struct flight_lane *lanes; /* [max_lanes] */
+};
+
+struct head {
+    struct head_setup setup;
+    struct gateways *gateways;
+    struct ops ops;
+    struct request_queue queue;
+    bool no_room; /* the first of the queue was refused for now: nobody is admitted meanwhile */
+    bool draining;
+
+    struct lane *lanes; /* [setup.n_lanes] */
+    uint64_t serial;    /* of the last request that got a lane */
+
+    struct pool_map *pool; /* NULL before the first attach */
+
+    /* One life; link is NULL between lives. */
+    uint32_t life;
+    struct link *link;
+    int ring; /* eventfd that the last stage rings */
+    struct loop_source *ringing;
+    uint64_t posted, done;  /* windows of this life */
+    struct flight *flights; /* [link n_slots]: window n is in flights[n % n_slots] */
+    uint32_t n_flights;
+    bool busy[POOL_STAGES_MAX]; /* groups with a window in flight */
+    uint32_t next_group;
+    struct plan_lane *plan; /* [n_lanes], scratch */
+};
+
+/* Does what can be done now: ends what is to end, admits, grows, posts. After every event. */
+void head_step(struct head *h);
+
+/* ---- admission.c ---- */
+void admission_run(struct head *h);    /* gives free lanes to who waits */
+void admission_growth(struct head *h); /* asks for cells ahead of need */
+void admission_row(struct head *h, const struct op *op, const Cistern__Row *row);
+void admission_refused(struct head *h, const struct op *op, const Cistern__Refused *refused);
+/* Ends a lane's request: its row is closed with the cells to keep, its gateway told (ending NULL:
+ * it is gone). resume: a death ended it, its gateway will submit it again. */
+void admission_end(struct head *h, struct lane *l, const struct ending *ending, uint32_t keep,
+                   bool resume);
+/* The same for an active lane whose row poold no longer knows: nothing is left to close. */
+void admission_give_up(struct head *h, struct lane *l, const struct ending *ending);
+void admission_close_unknown(struct head *h, uint32_t row);
+
+/* ---- windows.c ---- */
+void windows_begin(struct head *h); /* h->link is new: sizes what is kept of windows in flight */
+void windows_end(struct head *h);
+void windows_post(struct head *h);    /* as many as can be in flight */
+void windows_collect(struct head *h); /* those that the last stage has finished */
+
+#endif

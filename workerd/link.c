@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Maps a link and checks it, rings and waits at bells, reads windows. Called by the head (loop
+ * thread) and by the stage (device thread). It decides nothing: who rings and who waits is theirs.
+ */
+#include "workerd/link.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+enum {
+    SLOTS_MAX = POOL_STAGES_MAX * LINK_SLOTS_PER_STAGE,
+    ROWS_MAX = 1 << 20, /* token rows of a window; a link with more is a mistake */
+    EMBD_MAX = 1 << 20, /* no model is near */
+};
+
+/* Whether n things of bytes each, from off on, lie below end; off must be aligned. */
+static bool lies_in(uint64_t off, uint64_t n, uint64_t bytes, uint64_t align, uint64_t end)
+{
+    uint64_t size, last;
+    if (off % align || __builtin_mul_overflow(n, bytes, &size)) return false;
+    return !__builtin_add_overflow(off, size, &last) && last <= end;
+}
+
+static const char *layout_fault(const struct link_header *h)
+{
+    if (h->n_slots == 0 || h->n_slots > SLOTS_MAX) return "number of slots";
+    if (h->slots_off % 64 || h->slot_bytes % 64) return "place of the slots";
+    if (!lies_in(h->bells_off, h->n_stages + 1, sizeof(struct link_bell), 64, h->bytes))
+        return "place of the bells";
+    if (!lies_in(h->slots_off, h->n_slots, h->slot_bytes, 64, h->bytes)) return "size of the slots";
+    uint64_t end = h->slot_bytes;
+    if (!lies_in(h->lanes_off, h->max_lanes, sizeof(struct link_lane), 64, end) ||
+        h->lanes_off < sizeof(struct link_window))
+        return "place of the lanes";
+    if (!lies_in(h->tokens_off, h->max_rows, sizeof(uint32_t), 4, end)) return "place of tokens";
+    if (!lies_in(h->results_off, h->max_lanes, sizeof(uint32_t), 4, end)) return "place of results";
+    if (h->activations_bytes / sizeof(float) / h->n_embd < h->max_rows)
+        return "size of the activations";
+    if (!lies_in(h->activations_off, h->n_stages - 1, h->activations_bytes, 4, end))
+        return "place of the activations";
+    return NULL;
+}
+
+static int header_check(const struct link_header *h, uint64_t file_bytes, const struct link_want *w,
+                        struct why *why)
+{
+    if (h->magic != LINK_MAGIC || h->version != LINK_SHM_VERSION)
+        return why_set(why, -EPROTO, "the link is not of version %u", LINK_SHM_VERSION);
+    if (h->pool_id != w->pool_id || h->pipeline != w->pipeline || h->life != w->life)
+        return why_set(why, -EPROTO, "the link is of another pool, pipeline or life");
+    if (h->bytes > file_bytes) return why_set(why, -EPROTO, "the link's file is cut short");
+    if (h->n_stages != w->n_stages || h->n_embd != w->n_embd || h->n_embd > EMBD_MAX)
+        return why_set(why, -EPROTO, "the link is for %u stages of width %u, here are %u of %u",
+                       h->n_stages, h->n_embd, w->n_stages, w->n_embd);
+    if (h->max_lanes == 0 || h->max_lanes > w->max_lanes || h->max_rows < h->max_lanes ||
+        h->max_rows > w->max_rows || h->max_rows > ROWS_MAX)
+        return why_set(why, -EPROTO, "the link is for %u rows of %u lanes, here are %u of %u",
+                       h->max_rows, h->max_lanes, w->max_rows, w->max_lanes);
+    const char *fault = layout_fault(h);
+    return fault ? why_set(why, -EPROTO, "the link's %s is out of its range", fault) : 0;
+}
+
+int link_map(int fd, const struct link_want *want, struct why *why, struct link **ret)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0) return why_set(why, -errno, "the link: %s", strerror(errno));
+    if (st.st_size < (off_t)sizeof(struct link_header))
+        return why_set(why, -EPROTO, "the link's file is cut short");
+    size_t bytes = (size_t)st.st_size;
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) return why_set(why, -errno, "cannot map the link: %s", strerror(errno));
+    struct link *l = xnew(struct link);
+    *l = (struct link){.base = at, .refs = 1};
+    memcpy(&l->h, at, sizeof(l->h));
+    int r = header_check(&l->h, bytes, want, why);
+    l->h.bytes = bytes; /* what is to be unmapped */
+    if (r < 0) return link_unref(l), r;
+    *ret = l;
+    return 0;
+}
+
+struct link *link_ref(struct link *l)
+{
+    (void)__atomic_add_fetch(&l->refs, 1, __ATOMIC_RELAXED);
+    return l;
+}
+
+void link_unref(struct link *l)
+{
+    if (!l || __atomic_sub_fetch(&l->refs, 1, __ATOMIC_ACQ_REL)) return;
+    (void)munmap(l->base, l->h.bytes);
+    free(l);
+}
+
+/* ---- places ---- */
+
+static char *slot_at(const struct link *l, uint64_t count)
+{
+    return l->base + l->h.slots_off + count % l->h.n_slots * l->h.slot_bytes;
+}
+
+struct link_bell *link_bell(const struct link *l, uint32_t i)
+{
+    return (struct link_bell *)(l->base + l->h.bells_off) + i;
+}
+
+struct link_window *link_slot(const struct link *l, uint64_t count)
+{
+    return (struct link_window *)slot_at(l, count);
+}
+
+struct link_lane *link_lanes(const struct link *l, uint64_t count)
+{
+    return (struct link_lane *)(slot_at(l, count) + l->h.lanes_off);
+}
+
+uint32_t *link_tokens(const struct link *l, uint64_t count)
+{
+    return (uint32_t *)(slot_at(l, count) + l->h.tokens_off);
+}
+
+uint32_t *link_results(const struct link *l, uint64_t count)
+{
+    return (uint32_t *)(slot_at(l, count) + l->h.results_off);
+}
+
+float *link_activations(const struct link *l, uint64_t count, uint32_t stage)
+{
+    return (float *)(slot_at(l, count) + l->h.activations_off + stage * l->h.activations_bytes);
+}
+
+/* ---- bells ---- */
+
+uint32_t bell_count(const struct link_bell *b) { return shm_load_u32(&b->count); }
+
+void bell_ring(struct link_bell *b, uint32_t count)
+{
+    __atomic_store_n(&b->count, count, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&b->sleepers, __ATOMIC_SEQ_CST)) return;
+    (void)syscall(SYS_futex, &b->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static uint64_t clock_us(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+bool bell_wait(struct link_bell *b, uint32_t seen, uint32_t spin_us, uint32_t timeout_us)
+{
+    if (bell_count(b) != seen) return true;
+    for (uint64_t until = spin_us ? clock_us() + spin_us : 0; spin_us && clock_us() < until;)
+        if (bell_count(b) != seen) return true;
+    /* Announced, then looked at again: a ring between the two looks sees the sleeper. */
+    __atomic_store_n(&b->sleepers, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&b->count, __ATOMIC_SEQ_CST) == seen) {
+        struct timespec t = {timeout_us / 1000000, (long)(timeout_us % 1000000) * 1000};
+        /* Not private: the ringer is another process. Every reason to return is looked into. */
+        (void)syscall(SYS_futex, &b->count, FUTEX_WAIT, seen, &t, NULL, 0);
+    }
+    __atomic_store_n(&b->sleepers, 0, __ATOMIC_SEQ_CST);
+    return bell_count(b) != seen;
+}
+
+/* ---- windows ---- */
+
+static int lane_check(const struct link_lane *l, const struct link_limits *m, uint32_t rows_left,
+                      struct why *why)
+{
+    if (l->row >= m->n_rows)
+        return why_set(why, -EPROTO, "row %u of a pool of %u", l->row, m->n_rows);
+    if (l->n_rows == 0 || l->n_rows > rows_left)
+        return why_set(why, -EPROTO, "%u token rows where %u are left", l->n_rows, rows_left);
+    if (l->pos > m->context_tokens || l->n_rows > m->context_tokens - l->pos)
+        return why_set(why, -EPROTO, "%u token rows from position %u on in a context of %u",
+                       l->n_rows, l->pos, m->context_tokens);
+    if (l->want > 2) return why_set(why, -EPROTO, "%u is no kind of logits", l->want);
+    if (!(l->temperature >= 0 && l->top_p >= 0 && l->min_p >= 0) || isinf(l->temperature))
+        return why_set(why, -EPROTO, "a number of the sampling is out of its range");
+    return 0;
+}
+
+int link_read(const struct link *l, uint64_t count, const struct link_limits *limits,
+              struct link_window *window, struct link_lane *lanes, uint32_t *tokens,
+              struct why *why)
+{
+    memcpy(window, link_slot(l, count), sizeof(*window));
+    if (window->number != pool_window(l->h.life, count))
+        return why_set(why, -EPROTO, "its slot bears number %llu",
+                       (unsigned long long)window->number);
+    uint32_t left = window->n_rows;
+    if (window->n_lanes == 0 || window->n_lanes > l->h.max_lanes || left > l->h.max_rows)
+        return why_set(why, -EPROTO, "it has %u lanes and %u token rows, %u and %u are the most",
+                       window->n_lanes, left, l->h.max_lanes, l->h.max_rows);
+    memcpy(lanes, link_lanes(l, count), window->n_lanes * sizeof(*lanes));
+    memcpy(tokens, link_tokens(l, count), left * sizeof(*tokens));
+    for (uint32_t i = 0; i < window->n_lanes; i++) {
+        int r = lane_check(&lanes[i], limits, left, why);
+        if (r < 0) return r;
+        left -= lanes[i].n_rows;
+    }
+    if (left) return why_set(why, -EPROTO, "%u token rows belong to no lane", left);
+    for (uint32_t i = 0; i < window->n_rows; i++)
+        if (tokens[i] >= limits->n_vocab)
+            return why_set(why, -EPROTO, "token %u of a vocabulary of %u", tokens[i],
+                           limits->n_vocab);
+    return 0;
+}

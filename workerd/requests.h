@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_REQUESTS_H
+#define WORKERD_REQUESTS_H
+/*
+ * A request as the head knows it, checked at the door (request_from), and the queue of those that
+ * wait for a lane. A request has one owner: the queue or a lane. Loop thread of a head only.
+ */
+#include <stdbool.h>
+
+#include "cistern.pb-c.h"
+#include "common/base.h"
+#include "workerd/sampler.h"
+
+enum {
+    REQUEST_STOPS_MAX = 64, /* end-of-generation tokens; models have a handful */
+    REQUEST_TEXT_BYTES = 160,
+};
+
+struct request {
+    struct request *next; /* in the queue */
+    uint64_t gateway, id; /* the gateway's incarnation and its number */
+    uint32_t attempt;
+    uint32_t *tokens; /* [max]: given prompt, given generated, then what is sampled */
+    uint32_t n_prompt, n_tokens;
+    uint32_t max; /* tokens in all, prompt included: never past the context */
+    struct sampling sampling;
+    uint32_t stops[REQUEST_STOPS_MAX], n_stops;
+    uint64_t salt, arrival, resume_generation;
+    uint32_t resume_row; /* row + 1 of the last attempt; 0 none */
+    bool admitted;       /* an earlier attempt was: it waits rather than be refused */
+};
+
+/* Why a request is refused at the door. */
+struct refusal {
+    Cistern__Code code;
+    char text[REQUEST_TEXT_BYTES];
+};
+
+struct request_limits {
+    uint32_t context_tokens, n_vocab;
+};
+
+/* -EPROTO or -ENOMEM with the refusal to be sent. */
+int request_from(const Cistern__Generate *g, uint64_t gateway, const struct request_limits *limits,
+                 struct refusal *refusal, struct request **ret);
+void request_free(struct request *r); /* takes NULL */
+static inline void request_freep(struct request **r) { request_free(*r); }
+
+static inline uint32_t request_generated(const struct request *r)
+{
+    return r->n_tokens - r->n_prompt;
+}
+bool request_stops_at(const struct request *r, uint32_t token);
+
+struct request_queue {
+    struct request *first;
+    uint32_t n;
+};
+
+/* First come, first served; one that was admitted before goes before all that were not, by age. */
+void queue_put(struct request_queue *q, struct request *r);
+void queue_put_first(struct request_queue *q, struct request *r);
+struct request *queue_take(struct request_queue *q); /* NULL when empty */
+/* Takes out the first of this gateway, with this id unless any; NULL when there is none. */
+struct request *queue_take_of(struct request_queue *q, uint64_t gateway, bool any, uint64_t id);
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_SCHEDULE_H
+#define WORKERD_SCHEDULE_H
+/*
+ * Which token rows the next window holds. Pure functions of the lanes and of which groups have a
+ * window in flight: no memory is touched, no message sent, nothing allocated. The head calls them
+ * until there is nothing to post.
+ *
+ * The lanes in use are split into as many groups as there are stages. A window holds the next token
+ * of every ready lane of one group and at most one piece of a prompt, the oldest first; each group
+ * has at most one window in flight, so there are at most as many as stages. A piece rides with any
+ * group's window: the stages take windows in order, so successive pieces of one prompt may be in
+ * flight at once.
+ */
+#include <stddef.h>
+
+#include "proto/pool_shm.h"
+#include "workerd/lanes.h"
+
+struct schedule {
+    uint32_t n_groups;                   /* stages of the pipeline */
+    uint32_t max_rows, max_lanes, piece; /* piece: prompt tokens of one window at most */
+    bool busy[POOL_STAGES_MAX];          /* groups with a window in flight */
+    uint32_t next_group;                 /* where the search begins, so that all get their turn */
+};
+
+struct plan_lane {
+    uint32_t lane;
+    uint32_t n_rows;
+    bool sampled; /* its last row is the last token there is: the next one is sampled from it */
+};
+
+struct plan {
+    uint32_t group;
+    uint32_t n_rows, n_lanes;
+    struct plan_lane *lanes; /* [max_lanes], the caller's */
+};
+
+/* Fills plan and returns true, or returns false when no window can be made now. */
+bool schedule_next(const struct schedule *s, const struct lane *lanes, uint32_t n_lanes,
+                   struct plan *plan);
+
+/* The group with the fewest active lanes: where a new one goes. */
+uint32_t schedule_group(const struct lane *lanes, uint32_t n_lanes, uint32_t n_groups);
+
+/* Moves lanes that are not in flight from full groups to emptier ones, until no two groups differ
+ * by more than one lane or nothing can move. */
+void schedule_balance(struct lane *lanes, uint32_t n_lanes, uint32_t n_groups);
+
+#endif

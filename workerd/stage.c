@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The device thread of a worker (stage.h). The order of its stores is the heart of it:
+ *
+ *     K/V in the arena -> the rows' words in the page -> page.drained -> results, the next bell
+ *
+ * each with release. Dead after the K/V: the words say less than there is, it is computed again.
+ * Dead after the words: they are true, what they say is whole. Dead after drained: the window's
+ * effects are all in the pool, and no later stage has seen it; the life ends with this process.
+ */
+#include "workerd/stage.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "common/log.h"
+#include "workerd/trace.h"
+
+enum {
+    SPIN_US = 20,    /* at a bell, and only with cores of our own (design section 4) */
+    LOOK_US = 20000, /* an order is noticed within this time while no bell rings */
+};
+
+struct stage {
+    /* Set before the thread starts. */
+    struct stage_setup setup;
+    pthread_t thread;
+    int order_fd, news_fd; /* eventfds: to the device thread, to the loop */
+    struct loop_source *news;
+
+    /* Between the threads, atomic. */
+    struct stage_order *order; /* given, not yet taken */
+    int progress;
+    struct model *model; /* stored when loaded; what it points to is the device thread's */
+
+    /* The device thread's. */
+    struct stage_order *serving; /* NULL: no life */
+    struct trace *trace;
+    uint32_t done; /* windows of this life that were run */
+    bool waiting;  /* nothing to run was counted for this wait already */
+    struct link_window link_window;
+    struct link_lane *link_lanes;
+    struct window_lane *lanes;
+    uint32_t *tokens;
+    uint64_t *tables; /* [max_lanes][table_entries] */
+    uint32_t table_entries;
+};
+
+/* The device thread's faults are the process's end. */
+__attribute__((noreturn)) static void stage_fail(const struct why *why)
+{
+    log_error("%s; this worker ends", why->text);
+    _exit(1);
+}
+
+static void order_free(struct stage_order *o)
+{
+    if (!o) return;
+    link_unref(o->link);
+    pool_map_unref(o->pool);
+    closep(&o->ring);
+    free(o);
+}
+
+/* ---- one window ---- */
+
+/* Copies the lane's part of its chunk table, so that what was bounded stays bounded. */
+static void table_read(struct stage *s, uint32_t i)
+{
+    const struct link_lane *from = &s->link_lanes[i];
+    const struct pool_map *pool = s->serving->pool;
+    uint64_t *table = s->tables + (size_t)i * s->table_entries;
+    uint32_t cells = from->pos + from->n_rows;
+    uint32_t n = min_u32((cells + pool->chunk_cells - 1) / pool->chunk_cells, s->table_entries);
+    for (uint32_t k = 0; k < n; k++)
+        table[k] = pool_map_entry(pool, from->row, k);
+    s->lanes[i].table = table;
+    s->lanes[i].n_table = n;
+}
+
+static void window_build(struct stage *s, struct window *w, uint32_t count)
+{
+    const struct link *l = s->serving->link;
+    uint32_t stage = s->setup.stage, first_row = 0;
+    *w = (struct window){
+        .n_rows = s->link_window.n_rows,
+        .n_lanes = s->link_window.n_lanes,
+        .tokens = s->tokens,
+        .lanes = s->lanes,
+        .in = stage ? link_activations(l, count, stage - 1) : NULL,
+        .out = stage + 1 < l->h.n_stages ? link_activations(l, count, stage) : NULL,
+        .on_logits = s->trace ? trace_logits : NULL,
+        .on_logits_arg = s->trace,
+    };
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        const struct link_lane *from = &s->link_lanes[i];
+        s->lanes[i] = (struct window_lane){
+            .pos = from->pos,
+            .n_rows = from->n_rows,
+            .first_row = first_row,
+            .want = from->want,
+            .sampling = {.temperature = from->temperature,
+                         .top_p = from->top_p,
+                         .min_p = from->min_p,
+                         .top_k = from->top_k,
+                         .seed = from->seed},
+        };
+        table_read(s, i);
+        first_row += from->n_rows;
+    }
+}
+
+/* What the window did is complete: says so, in the order that the head of this file gives. */
+static void window_publish(struct stage *s, const struct window *w, uint32_t count)
+{
+    const struct link *l = s->serving->link;
+    struct pool_page *page = s->serving->pool->page;
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        const struct link_lane *from = &s->link_lanes[i];
+        shm_store_u64(&page->word[from->row], pool_word(from->lease, from->pos + from->n_rows));
+    }
+    shm_store_u64(&page->drained, pool_window(l->h.life, count));
+    bool last = s->setup.stage + 1 == l->h.n_stages;
+    for (uint32_t i = 0; last && i < w->n_lanes; i++)
+        link_results(l, count)[i] = w->lanes[i].token;
+    bell_ring(link_bell(l, s->setup.stage + 1), count);
+    /* A full counter wakes the head as well as one more would. */
+    if (last && s->serving->ring >= 0) (void)!eventfd_write(s->serving->ring, 1);
+}
+
+static void window_run(struct stage *s)
+{
+    uint32_t count = s->done + 1;
+    const struct link *l = s->serving->link;
+    struct pool_page *page = s->serving->pool->page;
+    const struct model_facts *facts = model_facts(s->model);
+    struct link_limits limits = {s->serving->pool->n_rows, s->setup.want.context_tokens,
+                                 facts->n_vocab};
+    struct why why = {0}, inner = {0};
+    if (link_read(l, count, &limits, &s->link_window, s->link_lanes, s->tokens, &inner) < 0) {
+        (void)why_set(&why, 0, "window %u of life %u is malformed: %s", count, l->h.life,
+                      inner.text);
+        stage_fail(&why);
+    }
+    struct window w;
+    window_build(s, &w, count);
+    uint64_t start = now_us();
+    int r = model_run(s->model, &w);
+    if (r < 0) {
+        (void)why_set(&why, 0, "window %u of life %u failed on the device: %s", count, l->h.life,
+                      strerror(-r));
+        stage_fail(&why);
+    }
+    shm_store_u64(&page->busy_us, page->busy_us + (now_us() - start));
+    shm_store_u64(&page->windows, page->windows + 1);
+    if (s->trace) trace_window(s->trace, &w, s->link_lanes);
+    window_publish(s, &w, count);
+    s->done = count;
+    s->waiting = false;
+}
+
+/* ---- lives ---- */
+
+static void drained_raise(struct pool_page *page, uint64_t window)
+{
+    if (page->drained < window) shm_store_u64(&page->drained, window);
+}
+
+/* Buffers of one window, for the sizes that the model was loaded for. */
+static void buffers_size(struct stage *s, uint32_t table_entries)
+{
+    const struct model_want *want = &s->setup.want;
+    if (!s->lanes) {
+        s->lanes = xcalloc(want->max_lanes, sizeof(*s->lanes));
+        s->link_lanes = xcalloc(want->max_lanes, sizeof(*s->link_lanes));
+        s->tokens = xcalloc(want->max_rows, sizeof(*s->tokens));
+    }
+    if (s->table_entries == table_entries) return;
+    free(s->tables);
+    s->tables = xcalloc((size_t)want->max_lanes * table_entries, sizeof(*s->tables));
+    s->table_entries = table_entries;
+}
+
+/* Lets go of the life that was served and takes up the order's. False: the thread is to end. */
+static bool order_adopt(struct stage *s, struct stage_order *o)
+{
+    struct stage_order *old = TAKE(s->serving);
+    if (old) {
+        log_info("life %u is over after %u windows", old->life, s->done);
+        drained_raise(old->pool->page, pool_window(old->life, POOL_WINDOW_ALL));
+    }
+    order_free(old);
+    bool stop = o->stop;
+    if (o->link) {
+        struct why why = {0};
+        if (model_use_arena(s->model, o->pool->arena, &why) < 0) stage_fail(&why);
+        buffers_size(s, o->pool->table_entries);
+        s->done = 0;
+        s->waiting = false;
+        /* Nothing of an older life is in hand any more: that is what this number says. */
+        drained_raise(o->pool->page, pool_window(o->life, 0));
+        s->serving = TAKE(o);
+        (void)eventfd_write(s->news_fd, 1);
+    } else if (o->pool) {
+        drained_raise(o->pool->page, pool_window(o->life, POOL_WINDOW_ALL));
+    }
+    order_free(o);
+    return !stop;
+}
+
+static struct stage_order *order_take(struct stage *s)
+{
+    if (!__atomic_load_n(&s->order, __ATOMIC_RELAXED)) return NULL;
+    return __atomic_exchange_n(&s->order, NULL, __ATOMIC_ACQ_REL);
+}
+
+static void order_wait(struct stage *s)
+{
+    struct pollfd p = {.fd = s->order_fd, .events = POLLIN};
+    (void)poll(&p, 1, -1);
+    eventfd_t n;
+    (void)eventfd_read(s->order_fd, &n);
+}
+
+/* Counts a wait as a bubble when a window of this life is in flight on another stage. */
+static void bubble_count(struct stage *s, uint32_t mine)
+{
+    const struct link *l = s->serving->link;
+    if (s->waiting || mine != s->done) return;
+    s->waiting = true;
+    if (bell_count(link_bell(l, 0)) == bell_count(link_bell(l, l->h.n_stages))) return;
+    struct pool_page *page = s->serving->pool->page;
+    shm_store_u64(&page->bubbles, page->bubbles + 1);
+}
+
+static void serve(struct stage *s)
+{
+    struct link_bell *bell = link_bell(s->serving->link, s->setup.stage);
+    bubble_count(s, bell_count(bell));
+    if (bell_wait(bell, s->done, s->setup.want.may_spin ? SPIN_US : 0, LOOK_US)) window_run(s);
+}
+
+/* ---- the thread ---- */
+
+static void on_progress(void *arg, int percent)
+{
+    struct stage *s = arg;
+    __atomic_store_n(&s->progress, percent, __ATOMIC_RELAXED);
+}
+
+static void stage_load(struct stage *s)
+{
+    struct why why = {0};
+    struct model *model = NULL;
+    if (model_load(s->setup.gguf, &s->setup.want, on_progress, s, &why, &model) < 0)
+        stage_fail(&why);
+    if (s->setup.trace && trace_new(s->setup.trace, s->setup.want.max_rows, &why, &s->trace) < 0)
+        stage_fail(&why);
+    __atomic_store_n(&s->model, model, __ATOMIC_RELEASE);
+    (void)eventfd_write(s->news_fd, 1);
+}
+
+static void *device_thread(void *arg)
+{
+    struct stage *s = arg;
+    (void)pthread_setname_np(pthread_self(), "device");
+    stage_load(s);
+    for (bool on = true; on;) {
+        struct stage_order *o = order_take(s);
+        if (o)
+            on = order_adopt(s, o);
+        else if (s->serving)
+            serve(s);
+        else
+            order_wait(s);
+    }
+    return NULL;
+}
+
+/* ---- the loop thread's side ---- */
+
+static void on_news(void *arg, uint32_t events)
+{
+    (void)events;
+    struct stage *s = arg;
+    eventfd_t n;
+    (void)eventfd_read(s->news_fd, &n);
+    s->setup.news(s->setup.arg);
+}
+
+int stage_new(struct loop *l, const struct stage_setup *setup, struct why *why, struct stage **ret)
+{
+    struct stage *s = xnew(struct stage);
+    s->setup = *setup;
+    s->order_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int r = s->order_fd < 0 || s->news_fd < 0 ? -errno : 0;
+    if (r == 0) r = loop_add_fd(l, s->news_fd, EPOLLIN, on_news, s, &s->news);
+    if (r == 0) r = -pthread_create(&s->thread, NULL, device_thread, s);
+    if (r == 0) {
+        *ret = s;
+        return 0;
+    }
+    stage_free(s);
+    return why_set(why, r, "cannot start the device thread: %s", strerror(-r));
+}
+
+void stage_give(struct stage *s, struct stage_order *order)
+{
+    order_free(__atomic_exchange_n(&s->order, order, __ATOMIC_ACQ_REL));
+    (void)eventfd_write(s->order_fd, 1);
+}
+
+const struct model_facts *stage_facts(const struct stage *s)
+{
+    const struct model *m = __atomic_load_n(&s->model, __ATOMIC_ACQUIRE);
+    return m ? model_facts(m) : NULL;
+}
+
+int stage_progress(const struct stage *s)
+{
+    return __atomic_load_n(&s->progress, __ATOMIC_RELAXED);
+}
+
+bool stage_stop(struct stage *s, uint32_t timeout_ms)
+{
+    struct stage_order *o = xnew(struct stage_order);
+    *o = (struct stage_order){.ring = -1, .stop = true};
+    stage_give(s, o);
+    struct timespec t;
+    (void)clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_sec += timeout_ms / 1000;
+    t.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+    if (t.tv_nsec >= 1000000000) t.tv_sec++, t.tv_nsec -= 1000000000;
+    return pthread_timedjoin_np(s->thread, NULL, &t) == 0;
+}
+
+void stage_free(struct stage *s)
+{
+    if (!s) return;
+    loop_remove(s->news);
+    closep(&s->order_fd);
+    closep(&s->news_fd);
+    order_free(s->order);
+    order_free(s->serving);
+    model_free(s->model);
+    trace_free(s->trace);
+    free(s->lanes);
+    free(s->link_lanes);
+    free(s->tokens);
+    free(s->tables);
+    free(s);
+}

@@ -1,0 +1,547 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The life of a worker: load (on the device thread), tie to poold, attach, READY, then lives of the
+ * pipeline as poold hands out links, until SIGTERM. Owns loop, pool client, stage and, on stage 0,
+ * the head; everything here is the loop thread's.
+ *
+ * poold may die and come back at any time: memory and windows go on, only the attach is said again.
+ */
+#include "workerd/worker.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <systemd/sd-daemon.h>
+
+#include "common/log.h"
+#include "common/pool_client.h"
+#include "workerd/head.h"
+#include "workerd/stage.h"
+
+enum {
+    BEAT_US = 250000,   /* a fortieth of the default worker.stuck_ms */
+    STOP_US = 2000000,  /* SIGTERM to exit at most, a window in hand not counted */
+    TAKEN_US = 5000000, /* a predecessor's death is confirmed well within this */
+    PHASE_STARTING = 1, /* Heartbeat.phase */
+    PHASE_SERVING = 2,
+};
+
+struct worker {
+    const struct config *config;
+    struct worker_place place;
+    uint64_t self; /* incarnation */
+    struct loop *loop;
+    struct loop_source *signals, *beat, *stop_timer;
+    struct pool_client *client;
+    struct gguf *gguf;
+    struct stage *stage;
+    struct head *head; /* stage 0's, once loaded */
+    struct why *why;   /* of what ends the loop */
+
+    uint32_t first_layer, n_layers, context;
+    char fingerprint[65], variant[32], endpoint[160], status[128];
+
+    bool connected, attached, ready, stopping;
+    uint64_t attach_number;
+    uint64_t taken_since;  /* when the place was first found taken, or 0 */
+    struct pool_map *pool; /* NULL before the first attach */
+    uint32_t life;         /* of the last link; 0: none yet */
+    bool live;             /* that life is being served */
+};
+
+__attribute__((format(printf, 2, 3))) static void status_set(struct worker *w, const char *format,
+                                                             ...)
+{
+    char text[sizeof(w->status)];
+    va_list ap;
+    va_start(ap, format);
+    (void)vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    if (strcmp(text, w->status) == 0) return;
+    memcpy(w->status, text, sizeof(text));
+    (void)sd_notifyf(0, "STATUS=%s", text);
+}
+
+/* ---- to poold ---- */
+
+static void beat_send(struct worker *w)
+{
+    Cistern__Heartbeat beat = CISTERN__HEARTBEAT__INIT;
+    beat.phase = w->attached ? PHASE_SERVING : PHASE_STARTING;
+    if (w->attached && w->live) {
+        uint64_t drained = shm_load_u64(&w->pool->page->drained);
+        /* Until the device thread has taken up this life it may still be at an older one. */
+        if (pool_window_life(drained) == w->life) beat.life = w->life;
+        beat.last_window = drained;
+    }
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_HEARTBEAT;
+    m.heartbeat = &beat;
+    (void)pool_client_send(w->client, &m); /* the next one follows soon */
+}
+
+static void geometry_fill(const struct worker *w, const struct model_facts *f, Cistern__Geometry *g)
+{
+    g->n_layers = f->n_layers;
+    g->n_kv_heads = f->n_kv_heads;
+    g->head_dim = f->head_dim;
+    g->kv = w->config->pool.kv;
+    g->block_cells = f->block_cells;
+    g->context_tokens = w->context;
+    g->block_bytes = f->block_bytes;
+    g->fingerprint = (char *)w->fingerprint;
+    g->arithmetic = (char *)f->arithmetic;
+}
+
+static void attach_send(struct worker *w)
+{
+    const struct model_facts *f = stage_facts(w->stage);
+    if (!w->connected || w->attached || !f) return;
+    Cistern__Geometry geometry = CISTERN__GEOMETRY__INIT;
+    Cistern__AttachWorker a = CISTERN__ATTACH_WORKER__INIT;
+    CLEANUP(freep) uint32_t *rows = NULL;
+    CLEANUP(freep) uint64_t *pending = NULL;
+    geometry_fill(w, f, &geometry);
+    a.pipeline = w->place.pipeline;
+    a.stage = w->place.stage;
+    a.n_stages = w->config->worker.stages;
+    a.first_layer = w->first_layer;
+    a.n_layers = w->n_layers;
+    a.geometry = &geometry;
+    a.max_rows = w->config->worker.lanes + w->config->worker.piece;
+    a.max_lanes = w->config->worker.lanes;
+    a.n_embd = f->n_embd;
+    if (w->head) {
+        a.endpoint = w->endpoint;
+        a.n_rows = head_rows(w->head, &rows);
+        a.rows = rows;
+        a.n_pending = head_pending(w->head, &pending);
+        a.pending = pending;
+    }
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.number = w->attach_number = pool_client_number(w->client);
+    m.body_case = CISTERN__ENVELOPE__BODY_ATTACH_WORKER;
+    m.attach_worker = &a;
+    int r = pool_client_send(w->client, &m);
+    if (r < 0) w->attach_number = 0; /* the next beat tries again */
+}
+
+static void on_beat(void *arg)
+{
+    struct worker *w = arg;
+    if (!stage_facts(w->stage))
+        status_set(w, "loading layers %u-%u: %d%%", w->first_layer,
+                   w->first_layer + w->n_layers - 1, stage_progress(w->stage));
+    else if (!w->attached)
+        status_set(w, "waiting for poold at %s", w->config->run.dir);
+    else
+        status_set(w, w->live ? "serving life %u" : "waiting for the other stages", w->life);
+    if (!w->connected) return;
+    beat_send(w);
+    if (!w->attached && w->attach_number == 0) attach_send(w);
+    if (w->head && w->attached) head_tick(w->head);
+}
+
+/* ---- lives ---- */
+
+static void order_give(struct worker *w, struct link *link, int ring)
+{
+    struct stage_order *o = xnew(struct stage_order);
+    *o = (struct stage_order){
+        .life = w->life,
+        .link = link ? link_ref(link) : NULL,
+        .pool = pool_map_ref(w->pool),
+        .ring = ring,
+    };
+    stage_give(w->stage, o);
+}
+
+static void life_over(struct worker *w)
+{
+    if (!w->live) return;
+    w->live = false;
+    order_give(w, NULL, -1);
+    if (w->head) head_life_over(w->head);
+}
+
+static int link_check_fds(const struct worker *w, const struct lifeline_files *f, uint32_t n_fds,
+                          struct why *why)
+{
+    if (!w->pool || f->pool_id != w->pool->pool_id || f->pipeline != w->place.pipeline)
+        return why_set(why, -EPROTO, "it is of another pool or pipeline");
+    if (n_fds != 2) return why_set(why, -EPROTO, "%u descriptors came with it", n_fds);
+    return 0;
+}
+
+static int life_begin(struct worker *w, const struct lifeline_files *f, int *fds, uint32_t n_fds,
+                      struct why *why)
+{
+    const struct model_facts *facts = stage_facts(w->stage);
+    int r = link_check_fds(w, f, n_fds, why);
+    if (r < 0) return r;
+    struct link_want want = {
+        .pool_id = f->pool_id,
+        .pipeline = f->pipeline,
+        .life = f->life,
+        .n_stages = w->config->worker.stages,
+        .max_rows = w->config->worker.lanes + w->config->worker.piece,
+        .max_lanes = w->config->worker.lanes,
+        .n_embd = facts->n_embd,
+    };
+    CLEANUP(link_unrefp) struct link *link = NULL;
+    r = link_map(fds[0], &want, why, &link);
+    if (r < 0) return r;
+    life_over(w);
+    w->life = f->life;
+    w->live = true;
+    bool last = w->place.stage + 1 == w->config->worker.stages;
+    int ring = last ? dup(fds[1]) : -1;
+    if (last && ring < 0) return why_set(why, -errno, "%s", strerror(errno));
+    order_give(w, link, ring);
+    log_info("life %u begins", w->life);
+    if (w->head) head_serve(w->head, w->life, link, TAKE_FD(fds[1]));
+    return 0;
+}
+
+static void fail(struct worker *w, int r, const char *text)
+{
+    (void)why_set(w->why, r, "%s", text);
+    loop_stop(w->loop, r);
+}
+
+/* ---- from poold ---- */
+
+static void on_connected(void *arg)
+{
+    struct worker *w = arg;
+    w->connected = true;
+    w->attach_number = 0;
+    beat_send(w);
+    attach_send(w);
+}
+
+static void on_lost(void *arg)
+{
+    struct worker *w = arg;
+    log_warn("poold is gone; windows go on, its return is waited for");
+    w->connected = w->attached = false;
+    if (w->head) head_pool_lost(w->head);
+}
+
+static int pool_take(struct worker *w, const struct lifeline_files *f, int *fds, uint32_t n_fds,
+                     struct why *why)
+{
+    if (w->pool && w->pool->pool_id == f->pool_id)
+        return 0; /* poold is back with the same memory */
+    const struct model_facts *facts = stage_facts(w->stage);
+    if (!facts || n_fds != POOL_MAP_FDS)
+        return why_set(why, -EPROTO, "poold handed over %u files unasked", n_fds);
+    struct pool_map_want want = {
+        .pool_id = f->pool_id,
+        .pipeline = w->place.pipeline,
+        .stage = w->place.stage,
+        .first_layer = w->first_layer,
+        .n_layers = w->n_layers,
+        .context_tokens = w->context,
+        .block_cells = facts->block_cells,
+        .block_bytes = facts->block_bytes,
+    };
+    struct pool_map *pool = NULL;
+    int r = pool_map_new(fds, &want, why, &pool);
+    if (r < 0) return r;
+    life_over(w);
+    w->life = 0;
+    pool_map_unref(w->pool);
+    w->pool = pool;
+    if (w->head) head_use_pool(w->head, pool);
+    return 0;
+}
+
+static void on_files(void *arg, const struct lifeline_files *f, int *fds, uint32_t n_fds)
+{
+    struct worker *w = arg;
+    struct why why = {0};
+    int r = 0;
+    if (f->kind == LIFELINE_POOL)
+        r = pool_take(w, f, fds, n_fds, &why);
+    else if (f->kind == LIFELINE_LINK && f->life > w->life)
+        r = life_begin(w, f, fds, n_fds, &why);
+    for (uint32_t i = 0; i < n_fds; i++)
+        closep(&fds[i]);
+    if (r < 0) fail(w, r, why.text);
+}
+
+static void on_attached(struct worker *w, const Cistern__Attached *m)
+{
+    if (!w->pool || w->pool->pool_id != m->pool_id)
+        return fail(w, -EPROTO, "poold answered the attach without handing over its files");
+    w->attached = true;
+    w->taken_since = 0;
+    beat_send(w);
+    if (w->head) head_attached(w->head, m->rows, m->n_rows);
+    if (w->ready) return;
+    w->ready = true;
+    log_info("layers %u-%u are attached as stage %u of pipeline %u: %s", w->first_layer,
+             w->first_layer + w->n_layers - 1, w->place.stage, w->place.pipeline,
+             stage_facts(w->stage)->device);
+    (void)sd_notify(0, "READY=1");
+}
+
+/* Whether a refused attach is to be said again: the place may be held by a predecessor whose death
+ * is being confirmed. */
+static bool attach_again(struct worker *w, Cistern__Code code)
+{
+    if (code == CISTERN__CODE__NOT_READY || code == CISTERN__CODE__STALE) return true;
+    if (code != CISTERN__CODE__TAKEN) return false;
+    if (!w->taken_since) w->taken_since = now_us();
+    return now_us() - w->taken_since < TAKEN_US;
+}
+
+static void on_refused_message(struct worker *w, uint64_t number, const Cistern__Refused *m)
+{
+    if (number == 0 || number != w->attach_number) {
+        log_debug("poold refused message %" PRIu64 ": %s", number, m->text);
+        return;
+    }
+    w->attach_number = 0; /* the next beat attaches again */
+    if (!attach_again(w, m->code)) fail(w, -EPROTO, m->text);
+}
+
+/* Another worker at the same place: then the death is of its predecessor, and a new link is on its
+ * way or here. */
+static bool has_successor(const struct worker *w, const Cistern__Died *m)
+{
+    const struct pool_process *p = pool_processes(w->pool->control);
+    for (uint32_t i = 0; i < POOL_PROCESSES_MAX; i++) {
+        uint64_t incarnation = shm_load_u64(&p[i].incarnation);
+        if (incarnation && incarnation != m->incarnation && p[i].role == POOL_ROLE_WORKER &&
+            p[i].pipeline == m->pipeline && p[i].stage == m->stage)
+            return true;
+    }
+    return false;
+}
+
+static void on_died(struct worker *w, const Cistern__Died *m)
+{
+    if (m->role == POOL_ROLE_GATEWAY && w->head) return head_gateway_died(w->head, m->incarnation);
+    if (m->role != POOL_ROLE_WORKER || m->pipeline != w->place.pipeline || !w->live) return;
+    if (!has_successor(w, m)) life_over(w);
+}
+
+/* A message of an older life may come after the link of a newer one: they travel apart. */
+static void on_pipeline(struct worker *w, const Cistern__Pipeline *m)
+{
+    if (m->pipeline != w->place.pipeline || m->life < w->life) return;
+    uint32_t all = (UINT32_C(1) << w->config->worker.stages) - 1;
+    if ((m->attached & all) != all) life_over(w);
+}
+
+static void on_message(void *arg, const Cistern__Envelope *m)
+{
+    struct worker *w = arg;
+    if (w->head && head_answer(w->head, m)) return;
+    switch (m->body_case) {
+    case CISTERN__ENVELOPE__BODY_ATTACHED:
+        if (m->number == w->attach_number) on_attached(w, m->attached);
+        return;
+    case CISTERN__ENVELOPE__BODY_REFUSED:
+        on_refused_message(w, m->number, m->refused);
+        return;
+    case CISTERN__ENVELOPE__BODY_DIED:
+        on_died(w, m->died);
+        return;
+    case CISTERN__ENVELOPE__BODY_PIPELINE:
+        on_pipeline(w, m->pipeline);
+        return;
+    default:
+        return;
+    }
+}
+
+static void on_refused(void *arg, const char *text) { fail(arg, -ECONNREFUSED, text); }
+
+/* ---- start ---- */
+
+static void on_drained(void *arg)
+{
+    struct worker *w = arg;
+    loop_stop(w->loop, 0);
+}
+
+static const char *model_name(const struct worker *w, const struct model_facts *f)
+{
+    if (w->config->model.name[0]) return w->config->model.name;
+    if (f->name[0]) return f->name;
+    const char *slash = strrchr(w->config->model.path, '/');
+    return slash ? slash + 1 : w->config->model.path;
+}
+
+static int head_start(struct worker *w)
+{
+    const struct model_facts *f = stage_facts(w->stage);
+    struct head_setup setup = {
+        .loop = w->loop,
+        .pool_client = w->client,
+        .endpoint = w->endpoint,
+        .self = w->self,
+        .pipeline = w->place.pipeline,
+        .n_lanes = w->config->worker.lanes,
+        .piece = w->config->worker.piece,
+        .trace_all = w->config->worker.trace_all,
+        .card = {.name = model_name(w, f),
+                 .arch = f->arch,
+                 .fingerprint = w->fingerprint,
+                 .context_tokens = w->context,
+                 .n_ctx_train = f->n_ctx_train,
+                 .n_vocab = f->n_vocab,
+                 .n_lanes = w->config->worker.lanes},
+        .drained = on_drained,
+        .arg = w,
+    };
+    return head_new(&setup, w->why, &w->head);
+}
+
+/* The model is loaded, or the device thread has taken up a life. */
+static void on_news(void *arg)
+{
+    struct worker *w = arg;
+    if (w->attached) return beat_send(w);
+    if (w->place.stage == 0 && !w->head) {
+        int r = head_start(w);
+        if (r < 0) return loop_stop(w->loop, r);
+    }
+    if (w->attach_number == 0) attach_send(w);
+}
+
+static void on_signal(void *arg, int signal)
+{
+    struct worker *w = arg;
+    log_info("%s: stopping", signal == SIGINT ? "SIGINT" : "SIGTERM");
+    (void)sd_notify(0, "STOPPING=1");
+    if (w->stopping || !w->head) return loop_stop(w->loop, 0);
+    w->stopping = true;
+    (void)loop_set_timer(w->stop_timer, STOP_US, 0);
+    head_drain(w->head);
+}
+
+static uint32_t thread_count(uint32_t configured)
+{
+    if (configured) return configured;
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) < 0) return 1;
+    return max_u32((uint32_t)CPU_COUNT(&set), 1);
+}
+
+static int stage_start(struct worker *w)
+{
+    const struct config *c = w->config;
+    bool last = w->place.stage + 1 == c->worker.stages;
+    bool own_cpus = c->worker.cpus[0];
+    struct stage_setup setup = {
+        .gguf = w->gguf,
+        .want = {.first_layer = w->first_layer,
+                 .n_layers = w->n_layers,
+                 .precision = c->worker.precision,
+                 .kv = c->pool.kv,
+                 .max_rows = c->worker.lanes + c->worker.piece,
+                 .max_lanes = c->worker.lanes,
+                 .context_tokens = w->context,
+                 .n_threads = thread_count(c->worker.threads),
+                 .cpus = own_cpus ? c->worker.cpus : NULL,
+                 .may_spin = own_cpus,
+                 .variant = config_choice(c, "worker", "variant", w->variant)},
+        .stage = w->place.stage,
+        .n_stages = c->worker.stages,
+        .trace = last && c->worker.trace[0] ? c->worker.trace : NULL,
+        .news = on_news,
+        .arg = w,
+    };
+    return stage_new(w->loop, &setup, w->why, &w->stage);
+}
+
+static int model_open(struct worker *w)
+{
+    const struct config *c = w->config;
+    struct model_facts facts = {0};
+    if (!c->model.path[0])
+        return why_set(w->why, -EINVAL, "model.path is not set: name the GGUF file to be served");
+    int r = gguf_open(c->model.path, w->why, &w->gguf);
+    if (r == 0) r = model_probe(w->gguf, w->why, &facts);
+    if (r == 0)
+        r = config_layers(c, w->place.stage, facts.n_layers, w->why, &w->first_layer, &w->n_layers);
+    if (r < 0) return r;
+    w->context = c->model.context ? c->model.context : facts.n_ctx_train;
+    if (w->context > facts.n_ctx_train)
+        log_warn("model.context = %u: the model was made for %u tokens, expect nonsense past that",
+                 w->context, facts.n_ctx_train);
+    r = gguf_fingerprint(w->gguf, w->fingerprint);
+    return r < 0 ? why_set(w->why, r, "%s can't be read: %s", c->model.path, strerror(-r)) : 0;
+}
+
+static void on_stop_timer(void *arg)
+{
+    struct worker *w = arg;
+    log_warn("not all windows and rows were finished within %d s", STOP_US / 1000000);
+    loop_stop(w->loop, 0);
+}
+
+static int loop_start(struct worker *w)
+{
+    static const int signals[] = {SIGTERM, SIGINT};
+    int r = loop_new(&w->loop);
+    if (r == 0)
+        r = loop_add_signals(w->loop, signals, ARRAY_LEN(signals), on_signal, w, &w->signals);
+    if (r == 0) r = loop_add_timer(w->loop, on_beat, w, &w->beat);
+    if (r == 0) r = loop_add_timer(w->loop, on_stop_timer, w, &w->stop_timer);
+    if (r == 0) r = loop_set_timer(w->beat, BEAT_US, BEAT_US);
+    return r < 0 ? why_set(w->why, r, "cannot make the event loop: %s", strerror(-r)) : 0;
+}
+
+static int client_start(struct worker *w)
+{
+    struct pool_client_events events = {
+        .connected = on_connected,
+        .lost = on_lost,
+        .message = on_message,
+        .files = on_files,
+        .refused = on_refused,
+        .arg = w,
+    };
+    return pool_client_new(w->loop, w->config->run.dir, w->self, POOL_ROLE_WORKER, &events, w->why,
+                           &w->client);
+}
+
+static int start(struct worker *w)
+{
+    int n = snprintf(w->endpoint, sizeof(w->endpoint), "ipc://%s/head-%u", w->config->run.dir,
+                     w->place.pipeline);
+    if (n < 0 || (size_t)n >= sizeof(w->endpoint))
+        return why_set(w->why, -ENAMETOOLONG, "run.dir = %s is too long for a socket's path",
+                       w->config->run.dir);
+    int r = model_open(w);
+    if (r == 0) r = loop_start(w);
+    if (r == 0) r = stage_start(w);
+    if (r == 0) r = client_start(w);
+    return r;
+}
+
+int worker_run(const struct config *config, const struct worker_place *place, struct why *why)
+{
+    struct worker w = {.config = config, .place = *place, .self = incarnation_new(), .why = why};
+    int r = start(&w);
+    if (r == 0) r = loop_run(w.loop);
+    head_free(w.head);
+    pool_client_free(w.client);
+    if (w.stage && !stage_stop(w.stage, STOP_US / 1000)) {
+        log_warn("the device thread did not end within %d s", STOP_US / 1000000);
+        if (r < 0 && why->text[0]) log_error("%s", why->text);
+        _exit(r < 0);
+    }
+    stage_free(w.stage);
+    pool_map_unref(w.pool);
+    gguf_free(w.gguf);
+    loop_free(w.loop);
+    return r;
+}
