@@ -56,6 +56,8 @@ struct config {
         uint32_t slow_ms;        /* a request must be in by then */
         uint32_t default_tokens; /* without max_tokens; 0: up to the context */
         uint64_t out_bytes;      /* unsent bytes of one stream before its reader counts as gone */
+        uint32_t resume_ms;      /* a request without a pipeline ends after this time */
+        char *hosts;             /* names allowed in the Host header besides this machine's own */
     } gateway;
 };
 

@@ -82,5 +82,10 @@ const struct config_key config_keys[] = {
         "Tokens of an answer without max_tokens; 0: up to the context."),
     U64(gateway, out_bytes, 4096, 1 << 30, "1048576",
         "Unsent bytes of one stream before its reader counts as gone."),
+    U32(gateway, resume_ms, 0, 3600000, "60000",
+        "Milliseconds that a request waits for a worker after its own died."),
+    TEXT(gateway, hosts, "",
+         "Names besides localhost and gateway.listen that the Host header may bear, by commas; *: "
+         "any."),
 };
 const size_t config_n_keys = ARRAY_LEN(config_keys);
