@@ -15,8 +15,8 @@ struct bpe_part {
 
 /* Two neighbours that may merge, or could when it was noted. */
 struct bpe_pair {
-    uint32_t rank, at; /* at: index of the left one */
-    uint32_t left, right, result;
+    uint64_t key; /* rank << 32 | index of the left part: the order in which pairs merge */
+    uint32_t left, right;
 };
 
 struct bpe {
