@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Making and filling arenas. Owned by attach.c's stages; the filling threads touch only the mapping,
- * `next`, `filled` and `failed`, and end before the loop hears of them.
+ * Making and filling arenas. Owned by attach.c's stages; the filling threads touch only the
+ * mapping, `next`, `filled` and `failed`, and end before the loop hears of them.
  */
 #include "poold/arena.h"
 
@@ -44,7 +44,10 @@ struct arena {
     char text[256];
 };
 
-static uint64_t page_up(uint64_t bytes) { return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES; }
+static uint64_t page_up(uint64_t bytes)
+{
+    return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
 
 /* One run a layer, in order. */
 static int lay_out(const struct arena_want *w, struct pool_arena *ret)
@@ -75,8 +78,8 @@ static int lay_out(const struct arena_want *w, struct pool_arena *ret)
 static int populate(char *at, size_t bytes)
 {
     if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return 0;
-    /* EFAULT is what a full tmpfs answers; a kernel before 5.14 doesn't know the call, and there the
-     * pages were allocated by posix_fallocate. */
+    /* EFAULT is what a full tmpfs answers; a kernel before 5.14 doesn't know the call, and there
+     * the pages were allocated by posix_fallocate. */
     return errno == EFAULT ? -ENOSPC : errno == EINVAL ? 0 : -errno;
 }
 
@@ -106,14 +109,16 @@ static void *fill(void *arg)
     struct arena *a = arg;
     pthread_t others[FILL_THREADS_MAX];
     uint32_t n = 0;
-    while (n + 1 < a->n_threads && pthread_create(&others[n], NULL, fill_some, a) == 0) n++;
+    while (n + 1 < a->n_threads && pthread_create(&others[n], NULL, fill_some, a) == 0)
+        n++;
     (void)fill_some(a);
-    for (uint32_t i = 0; i < n; i++) (void)pthread_join(others[i], NULL);
+    for (uint32_t i = 0; i < n; i++)
+        (void)pthread_join(others[i], NULL);
     int locked = a->failed ? 0 : lock(a);
     if (locked < 0) a->failed = locked;
     double seconds = (double)(now_us() - a->began_us) / 1e6;
-    (void)snprintf(a->text, sizeof(a->text), "arena of stage %u: %zu bytes in %.2f s, %s", a->head.stage,
-                   a->file.bytes, seconds, locked > 0 ? "locked" : "not locked");
+    (void)snprintf(a->text, sizeof(a->text), "arena of stage %u: %zu bytes in %.2f s, %s",
+                   a->head.stage, a->file.bytes, seconds, locked > 0 ? "locked" : "not locked");
     uint64_t one = 1;
     if (write(a->event, &one, sizeof(one)) < 0) abort();
     return NULL;
@@ -124,16 +129,17 @@ static void describe_failure(struct arena *a)
     struct rlimit limit = {0};
     (void)getrlimit(RLIMIT_MEMLOCK, &limit);
     if (a->failed == -ENOSPC)
-        (void)snprintf(a->text, sizeof(a->text),
-                       "the arena of stage %u needs %zu bytes, more than pool.dir has room for; lower "
-                       "pool.cells, or give pool.dir a larger tmpfs",
-                       a->head.stage, a->file.bytes);
+        (void)snprintf(
+            a->text, sizeof(a->text),
+            "the arena of stage %u needs %zu bytes, more than pool.dir has room for; lower "
+            "pool.cells, or give pool.dir a larger tmpfs",
+            a->head.stage, a->file.bytes);
     else
-        (void)snprintf(a->text, sizeof(a->text),
-                       "cannot lock the arena of stage %u, %zu bytes: %s; the limit (memlock) is %llu "
-                       "bytes; raise it, or set pool.lock = auto or no",
-                       a->head.stage, a->file.bytes, strerror(-a->failed),
-                       (unsigned long long)limit.rlim_cur);
+        (void)snprintf(
+            a->text, sizeof(a->text),
+            "cannot lock the arena of stage %u, %zu bytes: %s; the limit (memlock) is %llu "
+            "bytes; raise it, or set pool.lock = auto or no",
+            a->head.stage, a->file.bytes, strerror(-a->failed), (unsigned long long)limit.rlim_cur);
 }
 
 static void on_filled(void *arg, uint32_t events)
@@ -160,10 +166,11 @@ static int check_room(const struct arena_want *w, size_t bytes, struct why *why)
     if (statvfs(w->dir, &s) < 0) return why_set(why, -errno, "%s: %s", w->dir, strerror(errno));
     uint64_t room = (uint64_t)s.f_bavail * s.f_frsize;
     if (room >= bytes) return 0;
-    return why_set(why, -ENOSPC,
-                   "pool.dir = %s: the arena of stage %u needs %zu bytes and there is room for %llu; "
-                   "lower pool.cells, or give the directory a larger tmpfs",
-                   w->dir, w->stage, bytes, (unsigned long long)room);
+    return why_set(
+        why, -ENOSPC,
+        "pool.dir = %s: the arena of stage %u needs %zu bytes and there is room for %llu; "
+        "lower pool.cells, or give the directory a larger tmpfs",
+        w->dir, w->stage, bytes, (unsigned long long)room);
 }
 
 static int make_file(const struct arena_want *w, const char *name, struct why *why, struct arena *a)
@@ -227,9 +234,10 @@ int arena_new(struct loop *l, const struct arena_want *want,
         const struct pool_arena *h = a->file.at;
         fresh = h->magic != POOL_ARENA_MAGIC || h->pool_id != want->h->pool_id;
         if (!fresh && !same_layout(h, &a->head))
-            return why_set(why, -EINVAL, "the arena of stage %u holds layers %u to %u, not %u to %u",
-                           want->stage, h->run[0].layer, h->run[h->n_runs - 1].layer,
-                           want->first_layer, want->first_layer + want->n_layers - 1);
+            return why_set(why, -EINVAL,
+                           "the arena of stage %u holds layers %u to %u, not %u to %u", want->stage,
+                           h->run[0].layer, h->run[h->n_runs - 1].layer, want->first_layer,
+                           want->first_layer + want->n_layers - 1);
         if (fresh) mapped_file_fini(&a->file);
     }
     if (fresh) r = make_file(want, name, why, a);

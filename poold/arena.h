@@ -3,8 +3,8 @@
 #define POOLD_ARENA_H
 /*
  * The arena of one stage: its file, made once, every page of it allocated and touched by several
- * threads before anybody gets it, and locked when asked. Filling runs beside the loop, which is told
- * by an event; the magic is stored last, so a half-filled arena is none.
+ * threads before anybody gets it, and locked when asked. Filling runs beside the loop, which is
+ * told by an event; the magic is stored last, so a half-filled arena is none.
  */
 #include "common/loop.h"
 #include "poold/store.h"
@@ -19,9 +19,10 @@ struct arena_want {
     uint32_t lock; /* enum pool_lock */
 };
 
-/* Opens the one that is there or begins to make it; done(arg, result, text) is called from the loop,
- * later, once. text: of a failure, or what was done. *ret_fresh: the file was not there, so what rows
- * say of their K/V is not so. -EINVAL: the file there has other layers; why says which. */
+/* Opens the one that is there or begins to make it; done(arg, result, text) is called from the
+ * loop, later, once. text: of a failure, or what was done. *ret_fresh: the file was not there, so
+ * what rows say of their K/V is not so. -EINVAL: the file there has other layers; why says which.
+ */
 int arena_new(struct loop *l, const struct arena_want *want,
               void (*done)(void *arg, int result, const char *text), void *arg, struct why *why,
               struct arena **ret, bool *ret_fresh);

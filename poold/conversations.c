@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The operations on conversations: open, grow, truncate, close, drop, and what a death does to them.
- * Each is one commit (an open that takes a cached conversation over first cuts it, which is a state
- * of its own). Called by operations.c after the message was checked.
+ * The operations on conversations: open, grow, truncate, close, drop, and what a death does to
+ * them. Each is one commit (an open that takes a cached conversation over first cuts it, which is a
+ * state of its own). Called by operations.c after the message was checked.
  */
 #include <assert.h>
 #include <errno.h>
@@ -35,7 +35,8 @@ static void reserve(struct pool *p, uint32_t row, uint32_t from, uint32_t to)
 {
     uint64_t *table = segment_table(p->seg, row);
     assert(to <= p->seg->h->table_entries);
-    for (uint32_t i = from; i < to; i++) shm_store_u64(&table[i], pool_chunk_take(p));
+    for (uint32_t i = from; i < to; i++)
+        shm_store_u64(&table[i], pool_chunk_take(p));
 }
 
 /* Cells to reserve for a prompt: itself and one growth unit, at most the context. */
@@ -89,8 +90,8 @@ static int open_new(struct pool *p, const struct pool_open *ask, uint32_t source
 {
     uint32_t c = p->seg->h->chunk_cells, shared = source == PLAN_NOBODY ? 0 : common / c;
     uint32_t entries = open_entries(p, ask->n_tokens), row = 0;
-    /* The source is spared as a whole: it is the most wanted conversation there is. When that leaves
-     * too little room it is neither spared nor shared. */
+    /* The source is spared as a whole: it is the most wanted conversation there is. When that
+     * leaves too little room it is neither spared nor shared. */
     int r = plan_has_row(p, source, ask->may_wait);
     if (r == 0) r = plan_room(p, entries - shared, source, ask->may_wait);
     if (r == -ENOSPC && source != PLAN_NOBODY) return open_new(p, ask, PLAN_NOBODY, 0, ret_row);
@@ -139,7 +140,8 @@ static int open_over(struct pool *p, const struct pool_open *ask, uint32_t row, 
 }
 
 /* A turn rarely continues exactly (templates drop reasoning, answers are tokenised anew): a cached
- * conversation goes on when what would be cut off is little; else it stays whole and lends its chunks. */
+ * conversation goes on when what would be cut off is little; else it stays whole and lends its
+ * chunks. */
 static bool takes_over(const struct pool *p, const struct match *m)
 {
     return m->valid - m->cells <= max_u32(m->cells / 4, p->seg->h->chunk_cells);

@@ -12,7 +12,8 @@ uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens
     uint32_t chunk_cells = p->seg->h->chunk_cells;
     uint32_t n = min_u32(limit, b->n_entries * chunk_cells), i = 0;
     while (i < n) {
-        const uint32_t *cell = p->cells + (uint64_t)pool_entry_chunk(table[i / chunk_cells]) * chunk_cells;
+        const uint32_t *cell =
+            p->cells + (uint64_t)pool_entry_chunk(table[i / chunk_cells]) * chunk_cells;
         uint32_t end = min_u32(n - i, chunk_cells);
         for (uint32_t k = 0; k < end; k++)
             if ((cell[k] & ~POOL_TOKEN_GENERATED) != tokens[i + k]) return i + k;

@@ -36,8 +36,8 @@ static uint32_t candidates(const struct pool *p, uint32_t spare, struct candidat
     return n;
 }
 
-/* Chunks that would be free if the row were cut to keep entries: those whose last holder in the plan's
- * copy of the counts this row is. */
+/* Chunks that would be free if the row were cut to keep entries: those whose last holder in the
+ * plan's copy of the counts this row is. */
 static uint32_t gain(struct pool *p, uint32_t row, uint32_t *keep, uint32_t want)
 {
     const uint64_t *table = segment_table(p->seg, row);

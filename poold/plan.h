@@ -9,9 +9,10 @@
 
 enum { PLAN_NOBODY = UINT32_MAX };
 
-/* Makes chunks free: at least need of them, by cutting idle conversations from their ends: first those
- * shorter than a block, then the least recently used. spare: a row that must stay whole, or PLAN_NOBODY.
- * -EAGAIN: what is closing would suffice and may_wait is set; -ENOSPC: not to be had. */
+/* Makes chunks free: at least need of them, by cutting idle conversations from their ends: first
+ * those shorter than a block, then the least recently used. spare: a row that must stay whole, or
+ * PLAN_NOBODY. -EAGAIN: what is closing would suffice and may_wait is set; -ENOSPC: not to be had.
+ */
 int plan_room(struct pool *p, uint32_t need, uint32_t spare, bool may_wait);
 
 /* Whether plan_row will find one: 0, -EAGAIN or -ENOSPC. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is derived from the control segment, and the primitives that change a row: reserve, cut, fold.
- * The operations themselves are in conversations.c. A commit comes after every store that it makes
- * true and before every store that it makes false.
+ * What is derived from the control segment, and the primitives that change a row: reserve, cut,
+ * fold. The operations themselves are in conversations.c. A commit comes after every store that it
+ * makes true and before every store that it makes false.
  */
 #include "poold/pool.h"
 
@@ -110,7 +110,8 @@ uint64_t pool_chunk_take(struct pool *p)
     return pool_entry(chunk, c->generation);
 }
 
-/* Least over the head's second word and the stages' words; a word of another lease counts as base. */
+/* Least over the head's second word and the stages' words; a word of another lease counts as base.
+ */
 uint32_t pool_valid_cells(const struct pool *p, uint32_t row)
 {
     const struct pool_body *b = segment_body(p->seg, row);
@@ -182,8 +183,10 @@ void pool_count(const struct pool *p, struct pool_counts *ret)
         uint32_t *count = (uint32_t *)((char *)ret + of_state[b->state]);
         for (uint32_t i = 0; i < b->n_entries; i++) {
             uint32_t chunk = pool_entry_chunk(segment_table(p->seg, row)[i]);
-            if (p->refs[chunk] == 1) ++*count;
-            else if (p->scratch[chunk]++ == 0) ret->shared++;
+            if (p->refs[chunk] == 1)
+                ++*count;
+            else if (p->scratch[chunk]++ == 0)
+                ret->shared++;
         }
     }
 }

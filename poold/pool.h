@@ -2,9 +2,9 @@
 #ifndef POOLD_POOL_H
 #define POOLD_POOL_H
 /*
- * The conversations and their chunks. The control segment is the truth; what is here besides it (who
- * refers to a chunk, what is free, the next arrival number) is derived from it when poold starts, so
- * a death between any two instructions costs at most the operation in hand.
+ * The conversations and their chunks. The control segment is the truth; what is here besides it
+ * (who refers to a chunk, what is free, the next arrival number) is derived from it when poold
+ * starts, so a death between any two instructions costs at most the operation in hand.
  *
  * Operations answer 0, or:
  *   -EAGAIN  it has to wait until closing rows are drained; ask again when one is
@@ -20,9 +20,10 @@
 
 struct pool {
     struct segment *seg;
-    const uint32_t *cells;                                /* the tokens file's words */
+    const uint32_t *cells;                                       /* the tokens file's words */
     struct pool_page *page[POOL_PIPELINES_MAX][POOL_STAGES_MAX]; /* NULL: never attached */
-    bool manned[POOL_PIPELINES_MAX][POOL_STAGES_MAX]; /* a worker lives there (or may still write) */
+    bool manned[POOL_PIPELINES_MAX]
+               [POOL_STAGES_MAX]; /* a worker lives there (or may still write) */
     uint32_t *refs;    /* [n_chunks + 1] rows that name the chunk in their table or copy */
     uint32_t *scratch; /* [n_chunks + 1] the plan's own copy of refs */
     uint32_t *free;    /* stack of free chunks */
@@ -75,8 +76,8 @@ int pool_close_row(struct pool *p, const struct pool_close *ask);
 /* Frees an idle or waiting row. */
 int pool_drop(struct pool *p, uint32_t row, uint64_t generation);
 
-/* Closes what a dead or forgetful head left active. keep_rows: rows to spare; pending: operations of
- * incarnation whose retry will find their row. */
+/* Closes what a dead or forgetful head left active. keep_rows: rows to spare; pending: operations
+ * of incarnation whose retry will find their row. */
 struct pool_orphans {
     uint32_t pipeline;
     uint64_t last_window;
@@ -108,8 +109,8 @@ void pool_count(const struct pool *p, struct pool_counts *ret);
 
 /* ---- for plan.c, match.c and conversations.c ---- */
 
-/* Shortens a row to n_cells of valid length: commits, gives chunks back, frees the row at 0. to: the
- * state that it gets. op may be NULL. */
+/* Shortens a row to n_cells of valid length: commits, gives chunks back, frees the row at 0. to:
+ * the state that it gets. op may be NULL. */
 void pool_cut(struct pool *p, uint32_t row, uint32_t n_cells, uint32_t to, const struct op_id *op);
 /* The entry of a chunk off the free list, its generation raised. There must be one. */
 uint64_t pool_chunk_take(struct pool *p);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Lifelines, pidfds and process records. Owned by the daemon; calls dead() once for each process whose
- * death is sure.
+ * Lifelines, pidfds and process records. Owned by the daemon; calls dead() once for each process
+ * whose death is sure.
  */
 #include "poold/processes.h"
 
@@ -45,7 +45,8 @@ uint64_t process_start_time(uint32_t pid)
     (void)snprintf(path, sizeof(path), "/proc/%u/stat", pid);
     if (read_text(path, text, sizeof(text)) < 0) return 0;
     char *at = strrchr(text, ')');
-    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
     return at ? strtoull(at + 1, NULL, 10) : 0;
 }
 
@@ -107,7 +108,8 @@ static void close_lifeline(struct process *w)
 static void process_free(struct process *w)
 {
     struct process **at = &w->all->first;
-    while (*at != w) at = &(*at)->next;
+    while (*at != w)
+        at = &(*at)->next;
     *at = w->next;
     close_lifeline(w);
     loop_remove(w->exited);
@@ -151,8 +153,10 @@ int process_send(struct process *w, struct lifeline_files *packet, const int *fd
 static void lifeline_closed(struct process *w)
 {
     close_lifeline(w);
-    if (w->role == POOL_ROLE_WORKER) process_kill(w, "its lifeline closed");
-    else confirmed_dead(w);
+    if (w->role == POOL_ROLE_WORKER)
+        process_kill(w, "its lifeline closed");
+    else
+        confirmed_dead(w);
 }
 
 static void on_readable(void *arg, uint32_t events)
@@ -191,13 +195,13 @@ static const char *check_hello(int sock, const struct lifeline_hello *hello, int
 {
     socklen_t bytes = sizeof(*ret);
     if (hello->magic != LIFELINE_MAGIC || hello->version != LIFELINE_VERSION)
-        return "another version of the lifeline is spoken there; install the same release everywhere";
+        return "another version of the lifeline is spoken there; install the same release "
+               "everywhere";
     if (hello->incarnation == 0 || hello->role == POOL_ROLE_NONE || hello->role > POOL_ROLE_TOOL)
         return "the hello is malformed";
     if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, ret, &bytes) < 0 || ret->pid <= 0)
         return "poold can't see its pid: run it in poold's pid namespace or one below";
-    if (pidfd < 0 || pidfd_pid(pidfd) != (uint32_t)ret->pid)
-        return "the pidfd is not its own";
+    if (pidfd < 0 || pidfd_pid(pidfd) != (uint32_t)ret->pid) return "the pidfd is not its own";
     if (kill(ret->pid, 0) < 0) return "poold may not signal it: run it as poold's user";
     return NULL;
 }
@@ -240,7 +244,8 @@ static void admit(struct processes *p, int sock)
     struct ucred cred;
     if (lifeline_receive(sock, &hello, sizeof(hello), fds, &n_fds) < 0) return;
     CLEANUP(closep) int pidfd = n_fds > 0 ? fds[0] : -1;
-    for (uint32_t i = 1; i < n_fds; i++) (void)close(fds[i]);
+    for (uint32_t i = 1; i < n_fds; i++)
+        (void)close(fds[i]);
     const char *no = check_hello(sock, &hello, pidfd, &cred);
     struct process *w = no ? NULL : process_for(p, &hello, &cred);
     if (!w) return refuse(sock, p->self, no ? no : "its incarnation is known already");
@@ -318,7 +323,8 @@ int processes_new(struct loop *l, const char *run_dir, uint64_t self,
 void processes_free(struct processes *p)
 {
     if (!p) return;
-    while (p->first) process_free(p->first);
+    while (p->first)
+        process_free(p->first);
     loop_remove(p->incoming);
     closep(&p->listener);
     free(p->path);
@@ -347,8 +353,8 @@ int process_record(struct process *w, struct segment *s)
     return 0;
 }
 
-/* The pid may have been given to another process since: start times and boots are compared after the
- * pidfd is open, which pins the pid. */
+/* The pid may have been given to another process since: start times and boots are compared after
+ * the pidfd is open, which pins the pid. */
 static bool same_process(const struct pool_process *r, const struct segment *s)
 {
     char boot[40];
@@ -387,8 +393,10 @@ void processes_adopt(struct processes *p, struct segment *s)
     p->seg = s;
     for (int i = 0; i < POOL_PROCESSES_MAX; i++) {
         if (s->processes[i].incarnation == 0) continue;
-        if (s->processes[i].role == POOL_ROLE_WORKER) adopt(p, s, i);
-        else shm_store_u64(&s->processes[i].incarnation, 0);
+        if (s->processes[i].role == POOL_ROLE_WORKER)
+            adopt(p, s, i);
+        else
+            shm_store_u64(&s->processes[i].incarnation, 0);
     }
 }
 

@@ -2,11 +2,11 @@
 #ifndef POOLD_PROCESSES_H
 #define POOLD_PROCESSES_H
 /*
- * Lifelines and deaths. Every worker, gateway and tool holds one connection to RUN_DIR/lifeline; with it
- * comes a pidfd of the process. Only a confirmed death counts: a worker whose lifeline closes, or that
- * is stuck, gets SIGKILL through its pidfd and is dead when the pidfd says so. Until then it may still
- * write, and its place stays its own. Gateways and tools write no memory of the pool: they are not
- * killed, and a closed lifeline is enough.
+ * Lifelines and deaths. Every worker, gateway and tool holds one connection to RUN_DIR/lifeline;
+ * with it comes a pidfd of the process. Only a confirmed death counts: a worker whose lifeline
+ * closes, or that is stuck, gets SIGKILL through its pidfd and is dead when the pidfd says so.
+ * Until then it may still write, and its place stays its own. Gateways and tools write no memory of
+ * the pool: they are not killed, and a closed lifeline is enough.
  *
  * Loop thread only.
  */
@@ -28,13 +28,13 @@ struct process {
     int sock;  /* its lifeline; -1: closed, or not back yet after a restart of poold */
     int pidfd; /* -1: none (a tool or gateway whose lifeline closed) */
     struct loop_source *readable, *exited;
-    bool dying;             /* killed, not yet confirmed */
-    bool placed;            /* a worker that has its place */
+    bool dying;  /* killed, not yet confirmed */
+    bool placed; /* a worker that has its place */
     uint32_t pipeline, stage;
-    int record;             /* index in the segment's process records, or -1 */
-    uint32_t phase, life;   /* of its last heartbeat */
+    int record;           /* index in the segment's process records, or -1 */
+    uint32_t phase, life; /* of its last heartbeat */
     uint64_t last_window, beat_us;
-    void *owner;            /* what attach.c keeps about it */
+    void *owner; /* what attach.c keeps about it */
 };
 
 struct processes_events {
@@ -53,7 +53,8 @@ struct process *process_at(const struct processes *p, uint32_t pipeline, uint32_
 
 /* Ends it; dead() follows when that is confirmed. Logs who and why. */
 void process_kill(struct process *who, const char *reason);
-int process_send(struct process *who, struct lifeline_files *packet, const int *fds, uint32_t n_fds);
+int process_send(struct process *who, struct lifeline_files *packet, const int *fds,
+                 uint32_t n_fds);
 
 /* Writes its record into the segment, before it gets memory. -EMFILE: all records are taken. */
 int process_record(struct process *who, struct segment *s);

@@ -15,7 +15,10 @@
 
 enum { PAGE_BYTES = 4096 };
 
-static uint64_t page_up(uint64_t bytes) { return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES; }
+static uint64_t page_up(uint64_t bytes)
+{
+    return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
 
 static void segment_point(struct segment *s)
 {
@@ -33,14 +36,12 @@ static void lay_out(struct pool_header *h)
     h->version = POOL_SHM_VERSION;
     h->header_bytes = sizeof(*h);
     h->processes_off = page_up(sizeof(*h));
-    h->pipelines_off =
-        h->processes_off + page_up(POOL_PROCESSES_MAX * sizeof(struct pool_process));
+    h->pipelines_off = h->processes_off + page_up(POOL_PROCESSES_MAX * sizeof(struct pool_process));
     h->rows_off = h->pipelines_off + page_up(POOL_PIPELINES_MAX * sizeof(struct pool_pipeline));
     h->tables_off = h->rows_off + page_up((uint64_t)h->n_rows * sizeof(struct pool_row));
     h->chunks_off =
         h->tables_off + page_up((uint64_t)h->n_rows * h->table_entries * sizeof(uint64_t));
-    h->bytes =
-        h->chunks_off + page_up(((uint64_t)h->n_chunks + 1) * sizeof(struct pool_chunk));
+    h->bytes = h->chunks_off + page_up(((uint64_t)h->n_chunks + 1) * sizeof(struct pool_chunk));
 }
 
 static struct pool_header header_of(const struct segment_want *want)
@@ -84,8 +85,8 @@ int segment_make(const char *dir, const struct segment_want *want, struct why *w
         return why_set(why, -errno, "%s: cannot be made: %s; see pool.dir", path, strerror(errno));
     int r = -posix_fallocate(s->fd, 0, (off_t)h.bytes);
     if (r < 0)
-        return why_set(why, r, "%s: no room for %zu bytes of tables: %s; see pool.dir", path, s->bytes,
-                       strerror(-r));
+        return why_set(why, r, "%s: no room for %zu bytes of tables: %s; see pool.dir", path,
+                       s->bytes, strerror(-r));
     r = map(s, path, why);
     if (r < 0) return r;
     *s->h = h;
@@ -101,10 +102,11 @@ static int check(const struct segment *s, const char *path, struct why *why)
 {
     const struct pool_header *h = s->h;
     if (h->version != POOL_SHM_VERSION)
-        return why_set(why, -EPROTO,
-                       "%s: written by version %u of the memory contract, this is version %u; run the "
-                       "release that wrote it, or remove the file (conversations are lost)",
-                       path, h->version, POOL_SHM_VERSION);
+        return why_set(
+            why, -EPROTO,
+            "%s: written by version %u of the memory contract, this is version %u; run the "
+            "release that wrote it, or remove the file (conversations are lost)",
+            path, h->version, POOL_SHM_VERSION);
     struct pool_header again = *h;
     if (h->n_rows == 0 || h->n_rows > 1 << 20 || h->table_entries == 0 ||
         h->table_entries > 1 << 21 || h->chunk_cells == 0 || h->n_stages == 0 ||
@@ -133,7 +135,8 @@ int segment_open(const char *dir, struct why *why, struct segment **ret)
     r = check(s, path, why);
     if (r < 0) return r;
     segment_point(s);
-    for (uint32_t row = 0; row < s->h->n_rows; row++) segment_trim_table(s, row);
+    for (uint32_t row = 0; row < s->h->n_rows; row++)
+        segment_trim_table(s, row);
     *ret = TAKE(s);
     return 0;
 }

@@ -28,7 +28,8 @@ struct segment_want {
 /* Makes DIR/control; -ENOSPC when dir has no room. */
 int segment_make(const char *dir, const struct segment_want *want, struct why *why,
                  struct segment **ret);
-/* Opens what an earlier poold left. -ENOENT: there is none (or a half-made one, which is removed). */
+/* Opens what an earlier poold left. -ENOENT: there is none (or a half-made one, which is removed).
+ */
 int segment_open(const char *dir, struct why *why, struct segment **ret);
 void segment_free(struct segment *s); /* the file stays */
 static inline void segment_freep(struct segment **s) { segment_free(*s); }

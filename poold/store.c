@@ -121,8 +121,8 @@ int store_lock_dir(const char *dir, const char *key, struct why *why, int *ret_l
     if (fd < 0) return why_set(why, -errno, "%s: cannot be made: %s", path, strerror(errno));
     if (flock(fd, LOCK_EX | LOCK_NB) < 0)
         return why_set(why, -EBUSY,
-                       "%s = %s: another poold has this directory; stop it or choose another %s", key,
-                       dir, key);
+                       "%s = %s: another poold has this directory; stop it or choose another %s",
+                       key, dir, key);
     *ret_lock = TAKE_FD(fd);
     return 0;
 }

@@ -2,8 +2,8 @@
 #ifndef POOLD_STORE_H
 #define POOLD_STORE_H
 /*
- * The pool's smaller memory files besides the control segment: tokens and pages. Each bears the pool's
- * id; one that is missing or bears another id is made anew, empty, and the caller is told.
+ * The pool's smaller memory files besides the control segment: tokens and pages. Each bears the
+ * pool's id; one that is missing or bears another id is made anew, empty, and the caller is told.
  */
 #include <stdbool.h>
 

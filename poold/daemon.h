@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef POOLD_DAEMON_H
+#define POOLD_DAEMON_H
+/*
+ * poold as a whole: what its parts (attach.c, pipelines.c, operations.c, status.c, serve.c) share.
+ * One loop thread owns all of it.
+ */
+#include "common/config.h"
+#include "common/msg.h"
+#include "poold/arena.h"
+#include "poold/pool.h"
+#include "poold/processes.h"
+#include "poold/store.h"
+
+/* What a worker stated when it attached, checked. Hangs at process.owner. */
+struct worker_facts {
+    uint64_t number; /* of its AttachWorker, while that has no answer */
+    bool answered;
+    uint32_t pipeline, stage, n_stages, first_layer, n_layers;
+    uint32_t max_rows, max_lanes, n_embd;
+    struct pool_geometry geometry;
+    char endpoint[128];
+    uint32_t *rows; /* that it believes to hold */
+    size_t n_rows;
+    uint64_t *pending; /* numbers of its operations without an answer */
+    size_t n_pending;
+    uint32_t sent_life; /* the last link that this poold sent it */
+};
+
+struct pipeline_state {
+    bool needs_life; /* one of its workers is another process than in its present life */
+    bool ready;
+    uint64_t told; /* digest of what was broadcast last */
+};
+
+struct pending; /* an operation that waits (operations.c) */
+
+struct daemon {
+    struct loop *loop;
+    const struct config *config;
+    uint64_t self;
+    struct msg_server *server;
+    struct processes *processes;
+    struct pool *pool; /* NULL until the first attach */
+    struct mapped_file tokens;
+    struct mapped_file page[POOL_PIPELINES_MAX][POOL_STAGES_MAX];
+    struct arena *arena[POOL_STAGES_MAX];
+    struct pipeline_state pipeline[POOL_PIPELINES_MAX];
+    struct pending *pending;
+    struct loop_source *drain_timer, *tick_timer, *watchdog_timer, *signals;
+    bool draining; /* drain_timer runs */
+    uint64_t tick_us, started_us;
+    bool adopted_judged; /* the deadline for coming back after a restart has passed */
+};
+
+/* serve.c */
+int daemon_run(const struct config *config, struct why *why);
+void daemon_send(struct daemon *d, uint64_t to, uint64_t number, Cistern__Envelope *m);
+void daemon_refuse(struct daemon *d, uint64_t to, uint64_t number, Cistern__Code code,
+                   const char *format, ...) __attribute__((format(printf, 5, 6)));
+void daemon_broadcast(struct daemon *d, Cistern__Envelope *m);
+
+/* attach.c */
+void attach_worker(struct daemon *d, struct process *who, const Cistern__Envelope *m);
+void attach_other(struct daemon *d, struct process *who, const Cistern__Envelope *m);
+/* Tries again those that wait for an arena or for a place. */
+void attach_retry(struct daemon *d);
+void worker_facts_free(struct worker_facts *f);
+
+/* poolfiles.c */
+/* Opens what an earlier poold left; the pool stays NULL when there is nothing. */
+int poolfiles_open(struct daemon *d, struct why *why);
+/* Makes the pool for this geometry. *ret_code: of the refusal. */
+int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *why,
+                   Cistern__Code *ret_code);
+void poolfiles_drop(struct daemon *d);
+void poolfiles_close(struct daemon *d);
+int poolfiles_page(struct daemon *d, uint32_t pipeline, uint32_t stage, struct why *why);
+/* Sends LIFELINE_POOL. */
+int poolfiles_send(struct daemon *d, struct process *who);
+void poolfiles_empty_rows(struct daemon *d, const char *reason);
+
+/* pipelines.c */
+void pipeline_heartbeat(struct daemon *d, struct process *who, const Cistern__Envelope *m);
+/* Looks whether a pipeline wants a new life, and tells everybody when it changed. */
+void pipeline_update(struct daemon *d, uint32_t pipeline);
+void pipeline_tell(struct daemon *d, struct process *who);
+void pipeline_reset(struct daemon *d, struct process *who, const Cistern__Envelope *m);
+void pipeline_death(struct daemon *d, struct process *who);
+void pipeline_judge(struct daemon *d);
+
+/* operations.c */
+void operation(struct daemon *d, struct process *who, const Cistern__Envelope *m);
+/* After pages moved, a death, or a row changed: what waits is tried again. */
+void operations_retry(struct daemon *d);
+void operations_forget(struct daemon *d, uint64_t incarnation);
+void operations_free(struct daemon *d);
+
+/* status.c */
+char *status_json(const struct daemon *d); /* the caller frees it */
+
+#endif

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Pipelines and their lives. A life begins when every stage has a worker and one of them is another
+ * process than before: poold makes a link, raises the count and hands both to all stages. What a
+ * death means for a pipeline, and who is stuck, is decided here.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+#include "common/log.h"
+#include "poold/daemon.h"
+
+enum { PAGE_BYTES = 4096, PHASE_SERVING = 2, RESUME_US = 60000000 };
+
+static struct pool_pipeline *record(const struct daemon *d, uint32_t pipeline)
+{
+    return &d->pool->seg->pipelines[pipeline];
+}
+
+/* The stage's worker, if it is attached and well. */
+static struct process *stage_of(const struct daemon *d, uint32_t pipeline, uint32_t stage)
+{
+    struct process *w = process_at(d->processes, pipeline, stage);
+    if (!w || w->sock < 0 || w->dying || !w->owner) return NULL;
+    return ((struct worker_facts *)w->owner)->answered ? w : NULL;
+}
+
+static uint32_t attached_mask(const struct daemon *d, uint32_t pipeline)
+{
+    uint32_t mask = 0;
+    for (uint32_t s = 0; s < record(d, pipeline)->n_stages; s++)
+        if (stage_of(d, pipeline, s)) mask |= 1u << s;
+    return mask;
+}
+
+static bool all_attached(const struct daemon *d, uint32_t pipeline)
+{
+    uint32_t n = record(d, pipeline)->n_stages;
+    return n > 0 && attached_mask(d, pipeline) == (1u << n) - 1;
+}
+
+/* ---- a new life ---- */
+
+static uint64_t up(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
+
+static struct link_header link_layout(const struct daemon *d, uint32_t pipeline, uint32_t life)
+{
+    uint32_t n = record(d, pipeline)->n_stages;
+    struct link_header h = {
+        .version = LINK_SHM_VERSION,
+        .pipeline = pipeline,
+        .life = life,
+        .n_stages = n,
+        .n_slots = n * LINK_SLOTS_PER_STAGE,
+        .max_rows = UINT32_MAX,
+        .max_lanes = UINT32_MAX,
+        .pool_id = d->pool->seg->h->pool_id,
+    };
+    for (uint32_t s = 0; s < n; s++) {
+        const struct worker_facts *f = stage_of(d, pipeline, s)->owner;
+        h.max_rows = min_u32(h.max_rows, f->max_rows);
+        h.max_lanes = min_u32(h.max_lanes, f->max_lanes);
+        h.n_embd = f->n_embd; /* the same in all: it is in the fingerprint */
+    }
+    h.bells_off = up(sizeof(h), 64);
+    h.slots_off = up(h.bells_off + (n + 1) * sizeof(struct link_bell), PAGE_BYTES);
+    h.lanes_off = sizeof(struct link_window);
+    h.tokens_off = h.lanes_off + h.max_lanes * sizeof(struct link_lane);
+    h.results_off = up(h.tokens_off + h.max_rows * sizeof(uint32_t), 64);
+    h.activations_off = up(h.results_off + h.max_lanes * sizeof(uint32_t), PAGE_BYTES);
+    h.activations_bytes = up((uint64_t)h.max_rows * h.n_embd * sizeof(float), PAGE_BYTES);
+    h.slot_bytes = h.activations_off + (n - 1) * h.activations_bytes;
+    h.bytes = h.slots_off + h.n_slots * h.slot_bytes;
+    return h;
+}
+
+/* The header is written through the descriptor, then sizes are sealed: nobody can pull the memory
+ * from under another. */
+static int link_make(const struct link_header *layout, int *ret_fd)
+{
+    CLEANUP(closep) int fd = memfd_create("cistern-link", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return -errno;
+    struct link_header h = *layout;
+    h.magic = LINK_MAGIC;
+    int r = -posix_fallocate(fd, 0, (off_t)h.bytes);
+    if (r < 0) return r;
+    if (pwrite(fd, &h, sizeof(h), 0) != sizeof(h)) return -EIO;
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) return -errno;
+    *ret_fd = TAKE_FD(fd);
+    return 0;
+}
+
+static int send_link(struct daemon *d, uint32_t pipeline, uint32_t life, const int fds[2])
+{
+    for (uint32_t s = 0; s < record(d, pipeline)->n_stages; s++) {
+        struct process *w = stage_of(d, pipeline, s);
+        struct lifeline_files packet = {
+            .kind = LIFELINE_LINK,
+            .pool_id = d->pool->seg->h->pool_id,
+            .pipeline = pipeline,
+            .life = life,
+        };
+        int r = process_send(w, &packet, fds, 2);
+        if (r < 0) return r;
+        ((struct worker_facts *)w->owner)->sent_life = life;
+    }
+    return 0;
+}
+
+/* Death after the store of life and before all have the link: the workers then beat in a life that
+ * is not the record's, which pipeline_heartbeat takes as a reason for another one. */
+static void new_life(struct daemon *d, uint32_t pipeline)
+{
+    uint32_t life = record(d, pipeline)->life + 1;
+    struct link_header layout = link_layout(d, pipeline, life);
+    CLEANUP(closep) int link = -1;
+    CLEANUP(closep) int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int r = event < 0 ? -errno : link_make(&layout, &link);
+    shm_store_u32(&record(d, pipeline)->life, life);
+    if (r == 0) r = send_link(d, pipeline, life, (int[]){link, event});
+    if (r < 0) {
+        log_error("pipeline %u: no link of %llu bytes: %s", pipeline,
+                  (unsigned long long)layout.bytes, strerror(-r));
+        return; /* needs_life stays: the next change tries again */
+    }
+    d->pipeline[pipeline].needs_life = false;
+    log_info("pipeline %u: life %u, %u stages", pipeline, life, layout.n_stages);
+}
+
+/* ---- what everybody hears ---- */
+
+static void fill(const struct daemon *d, uint32_t pipeline, Cistern__Pipeline *ret)
+{
+    struct process *head = stage_of(d, pipeline, 0);
+    *ret = (Cistern__Pipeline)CISTERN__PIPELINE__INIT;
+    ret->pipeline = pipeline;
+    ret->n_stages = record(d, pipeline)->n_stages;
+    ret->life = record(d, pipeline)->life;
+    ret->ready = d->pipeline[pipeline].ready;
+    ret->head = head ? head->incarnation : 0;
+    ret->endpoint = head ? ((struct worker_facts *)head->owner)->endpoint : "";
+    ret->attached = attached_mask(d, pipeline);
+}
+
+static uint64_t digest(const Cistern__Pipeline *p)
+{
+    uint64_t v = p->head ^ (uint64_t)p->life << 20 ^ (uint64_t)p->attached << 2 ^ p->ready;
+    return v + 1;
+}
+
+static bool is_ready(const struct daemon *d, uint32_t pipeline)
+{
+    if (!all_attached(d, pipeline) || d->pipeline[pipeline].needs_life) return false;
+    for (uint32_t s = 0; s < record(d, pipeline)->n_stages; s++) {
+        const struct process *w = stage_of(d, pipeline, s);
+        if (w->phase != PHASE_SERVING || w->life != record(d, pipeline)->life) return false;
+    }
+    return true;
+}
+
+void pipeline_update(struct daemon *d, uint32_t pipeline)
+{
+    if (!d->pool || record(d, pipeline)->n_stages == 0) return;
+    if (d->pipeline[pipeline].needs_life && all_attached(d, pipeline)) new_life(d, pipeline);
+    d->pipeline[pipeline].ready = is_ready(d, pipeline);
+    Cistern__Pipeline p;
+    fill(d, pipeline, &p);
+    if (digest(&p) == d->pipeline[pipeline].told) return;
+    d->pipeline[pipeline].told = digest(&p);
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_PIPELINE;
+    m.pipeline = &p;
+    daemon_broadcast(d, &m);
+}
+
+void pipeline_tell(struct daemon *d, struct process *who)
+{
+    for (uint32_t i = 0; d->pool && i < POOL_PIPELINES_MAX; i++) {
+        if (record(d, i)->n_stages == 0) continue;
+        Cistern__Pipeline p;
+        fill(d, i, &p);
+        Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+        m.body_case = CISTERN__ENVELOPE__BODY_PIPELINE;
+        m.pipeline = &p;
+        daemon_send(d, who->incarnation, 0, &m);
+    }
+}
+
+void pipeline_heartbeat(struct daemon *d, struct process *who, const Cistern__Envelope *m)
+{
+    struct worker_facts *f = who->owner;
+    who->beat_us = now_us();
+    who->phase = m->heartbeat->phase;
+    who->life = m->heartbeat->life;
+    who->last_window = m->heartbeat->last_window;
+    if (!f || !f->answered || !who->placed || !d->pool) return;
+    /* Back after poold's restart in the middle of handing out a life that it never got. */
+    if (who->phase == PHASE_SERVING && who->life != record(d, f->pipeline)->life &&
+        f->sent_life != record(d, f->pipeline)->life)
+        d->pipeline[f->pipeline].needs_life = true;
+    pipeline_update(d, f->pipeline);
+}
+
+void pipeline_reset(struct daemon *d, struct process *who, const Cistern__Envelope *m)
+{
+    struct worker_facts *f = who->owner;
+    if (!f || who->role != POOL_ROLE_WORKER || f->stage != 0 || m->reset->pipeline != f->pipeline) {
+        daemon_refuse(d, who->incarnation, m->number, CISTERN__CODE__DENIED,
+                      "only a pipeline's head resets it");
+        return;
+    }
+    d->pipeline[f->pipeline].needs_life = true;
+    Cistern__Done done = CISTERN__DONE__INIT;
+    Cistern__Envelope reply = CISTERN__ENVELOPE__INIT;
+    reply.body_case = CISTERN__ENVELOPE__BODY_DONE;
+    reply.done = &done;
+    daemon_send(d, who->incarnation, m->number, &reply);
+    pipeline_update(d, f->pipeline);
+}
+
+/* ---- deaths ---- */
+
+static void tell_died(struct daemon *d, const struct process *who)
+{
+    Cistern__Died died = CISTERN__DIED__INIT;
+    died.incarnation = who->incarnation;
+    died.role = who->role;
+    died.pipeline = who->pipeline;
+    died.stage = who->stage;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_DIED;
+    m.died = &died;
+    daemon_broadcast(d, &m);
+}
+
+/* The rows of a dead head are closed here; those of a head that lost a stage it closes itself. They
+ * are folded when the stages that live have published {life, all}. */
+void pipeline_death(struct daemon *d, struct process *who)
+{
+    if (who->role == POOL_ROLE_WORKER && who->placed && d->pool) {
+        d->pool->manned[who->pipeline][who->stage] = false;
+        d->pipeline[who->pipeline].needs_life = true;
+        if (who->stage == 0) {
+            struct pool_orphans o = {
+                .pipeline = who->pipeline,
+                .last_window = pool_window(record(d, who->pipeline)->life, POOL_WINDOW_ALL),
+                .resume = true,
+            };
+            pool_close_orphans(d->pool, &o);
+        }
+        who->placed = false;
+        tell_died(d, who);
+        pipeline_update(d, who->pipeline);
+    } else {
+        if (who->role == POOL_ROLE_GATEWAY && d->pool)
+            pool_give_up_waiting(d->pool, who->incarnation, 0);
+        tell_died(d, who);
+    }
+}
+
+/* A poold that was itself late first reads what has come: its silence is not theirs. */
+void pipeline_judge(struct daemon *d)
+{
+    uint64_t now = now_us();
+    bool late = now - d->tick_us > 1000000;
+    d->tick_us = now;
+    struct process *next;
+    for (struct process *w = processes_first(d->processes); w; w = next) {
+        next = w->next;
+        if (late) w->beat_us = now;
+        if (w->role != POOL_ROLE_WORKER || w->sock < 0 || w->dying) continue;
+        bool serving = w->phase == PHASE_SERVING;
+        uint64_t limit_ms = serving ? d->config->worker.stuck_ms : d->config->worker.start_ms;
+        if (now - w->beat_us < limit_ms * 1000) continue;
+        process_kill(w, serving ? "it serves, and has been silent for worker.stuck_ms"
+                                : "it starts, and has been silent for worker.start_ms");
+    }
+    if (!d->pool) return;
+    uint64_t clock = pool_clock_us();
+    if (clock > RESUME_US) pool_give_up_waiting(d->pool, 0, clock - RESUME_US);
+}

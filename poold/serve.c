@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The daemon: constructors in order, READY, the loop, STOPPING. Messages are handed to their parts
+ * by one table; nothing here knows what they do.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <string.h>
+#include <systemd/sd-daemon.h>
+
+#include "common/log.h"
+#include "poold/daemon.h"
+
+enum { TICK_US = 250000 };
+
+void daemon_send(struct daemon *d, uint64_t to, uint64_t number, Cistern__Envelope *m)
+{
+    m->number = number;
+    int r = msg_server_send(d->server, to, m);
+    if (r < 0 && r != -EHOSTUNREACH)
+        log_warn("a message could not be sent: %s", strerror(-r)); /* its lifeline tells the rest */
+}
+
+void daemon_refuse(struct daemon *d, uint64_t to, uint64_t number, Cistern__Code code,
+                   const char *format, ...)
+{
+    char text[512];
+    va_list ap;
+    va_start(ap, format);
+    (void)vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    (void)msg_server_refuse(d->server, to, number, code, text);
+}
+
+void daemon_broadcast(struct daemon *d, Cistern__Envelope *m)
+{
+    for (struct process *w = processes_first(d->processes); w; w = w->next)
+        if (w->sock >= 0 && w->owner) daemon_send(d, w->incarnation, 0, m);
+}
+
+/* ---- messages ---- */
+
+static void on_status(struct daemon *d, struct process *who, const Cistern__Envelope *m)
+{
+    CLEANUP(freep) char *text = status_json(d);
+    Cistern__Status status = CISTERN__STATUS__INIT;
+    status.text = text;
+    Cistern__Envelope reply = CISTERN__ENVELOPE__INIT;
+    reply.body_case = CISTERN__ENVELOPE__BODY_STATUS;
+    reply.status = &status;
+    daemon_send(d, who->incarnation, m->number, &reply);
+}
+
+static uint32_t drop_all(struct daemon *d)
+{
+    uint32_t n = 0;
+    for (uint32_t row = 0; row < d->pool->seg->h->n_rows; row++)
+        n += pool_drop(d->pool, row, segment_body(d->pool->seg, row)->generation) == 0;
+    return n;
+}
+
+static void on_drop(struct daemon *d, struct process *who, const Cistern__Envelope *m)
+{
+    Cistern__Done done = CISTERN__DONE__INIT;
+    if (who->uid != geteuid() && who->uid != 0) {
+        daemon_refuse(d, who->incarnation, m->number, CISTERN__CODE__DENIED,
+                      "only root and poold's own user change the pool");
+        return;
+    }
+    if (d->pool && m->drop->all)
+        done.n = drop_all(d);
+    else if (d->pool) {
+        int r = pool_drop(d->pool, m->drop->row, m->drop->generation);
+        if (r < 0) {
+            daemon_refuse(d, who->incarnation, m->number, CISTERN__CODE__UNKNOWN, "row %u: %s",
+                          m->drop->row, r == -EBUSY ? "it is in use" : "no such conversation");
+            return;
+        }
+        done.n = 1;
+    }
+    Cistern__Envelope reply = CISTERN__ENVELOPE__INIT;
+    reply.body_case = CISTERN__ENVELOPE__BODY_DONE;
+    reply.done = &done;
+    daemon_send(d, who->incarnation, m->number, &reply);
+}
+
+static const struct {
+    Cistern__Envelope__BodyCase body;
+    void (*take)(struct daemon *d, struct process *who, const Cistern__Envelope *m);
+} handlers[] = {
+    {CISTERN__ENVELOPE__BODY_ATTACH_WORKER, attach_worker     },
+    {CISTERN__ENVELOPE__BODY_ATTACH_OTHER,  attach_other      },
+    {CISTERN__ENVELOPE__BODY_HEARTBEAT,     pipeline_heartbeat},
+    {CISTERN__ENVELOPE__BODY_OPEN,          operation         },
+    {CISTERN__ENVELOPE__BODY_GROW,          operation         },
+    {CISTERN__ENVELOPE__BODY_TRUNCATE,      operation         },
+    {CISTERN__ENVELOPE__BODY_CLOSE,         operation         },
+    {CISTERN__ENVELOPE__BODY_DROP,          on_drop           },
+    {CISTERN__ENVELOPE__BODY_RESET,         pipeline_reset    },
+    {CISTERN__ENVELOPE__BODY_STATUS_ASK,    on_status         },
+};
+
+static void on_message(void *arg, uint64_t from, const Cistern__Envelope *m)
+{
+    struct daemon *d = arg;
+    struct process *who = process_find(d->processes, from);
+    if (!who || who->dying || who->sock < 0) {
+        daemon_refuse(d, from, m->number, CISTERN__CODE__STALE, "connect the lifeline first");
+        return;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(handlers); i++) {
+        if (handlers[i].body != m->body_case) continue;
+        handlers[i].take(d, who, m);
+        return;
+    }
+    daemon_refuse(d, from, m->number, CISTERN__CODE__MALFORMED, "poold takes no such message");
+}
+
+static void on_dead(void *arg, struct process *who)
+{
+    struct daemon *d = arg;
+    if (who->role == POOL_ROLE_WORKER) log_info("%s is dead", process_name(who));
+    operations_forget(d, who->incarnation);
+    pipeline_death(d, who);
+    worker_facts_free(TAKE(*(struct worker_facts **)&who->owner));
+    operations_retry(d);
+}
+
+/* ---- time ---- */
+
+static void tell_progress(struct daemon *d)
+{
+    for (uint32_t s = 0; s < POOL_STAGES_MAX; s++) {
+        if (!d->arena[s] || arena_ready(d->arena[s])) continue;
+        (void)sd_notifyf(0, "STATUS=Filling the arena of stage %u: %u %% of %llu bytes", s,
+                         arena_percent(d->arena[s]), (unsigned long long)arena_bytes(d->arena[s]));
+        return;
+    }
+    (void)sd_notifyf(0, "STATUS=%s", d->pool ? "Serving" : "Waiting for the first worker");
+}
+
+static void on_tick(void *arg)
+{
+    struct daemon *d = arg;
+    pipeline_judge(d);
+    uint64_t age = now_us() - d->started_us;
+    if (!d->adopted_judged && age > d->config->pool.attach_ms * UINT64_C(1000)) {
+        d->adopted_judged = true;
+        processes_end_absent(d->processes);
+    }
+    /* A death frees a place only after it was confirmed: those that wait for it try again. */
+    attach_retry(d);
+    tell_progress(d);
+}
+
+static void on_watchdog(void *arg)
+{
+    (void)arg;
+    (void)sd_notify(0, "WATCHDOG=1");
+}
+
+static void on_signal(void *arg, int signal)
+{
+    struct daemon *d = arg;
+    log_info("%s: ending", signal == SIGTERM ? "SIGTERM" : "SIGINT");
+    loop_stop(d->loop, 0);
+}
+
+/* ---- life ---- */
+
+static int timers(struct daemon *d, struct why *why)
+{
+    static const int stop[] = {SIGTERM, SIGINT};
+    int r = loop_add_signals(d->loop, stop, ARRAY_LEN(stop), on_signal, d, &d->signals);
+    if (r == 0) r = loop_add_timer(d->loop, on_tick, d, &d->tick_timer);
+    if (r == 0) r = loop_set_timer(d->tick_timer, TICK_US, TICK_US);
+    uint64_t watchdog_us = 0;
+    if (r == 0 && sd_watchdog_enabled(0, &watchdog_us) > 0) {
+        r = loop_add_timer(d->loop, on_watchdog, d, &d->watchdog_timer);
+        if (r == 0) r = loop_set_timer(d->watchdog_timer, watchdog_us / 2, watchdog_us / 2);
+    }
+    return r < 0 ? why_set(why, r, "cannot make timers: %s", strerror(-r)) : 0;
+}
+
+static int begin(struct daemon *d, struct why *why)
+{
+    int r = timers(d, why);
+    if (r == 0) r = poolfiles_open(d, why);
+    if (r < 0) return r;
+    struct processes_events events = {.dead = on_dead, .arg = d};
+    r = processes_new(d->loop, d->config->run.dir, d->self, &events, why, &d->processes);
+    if (r < 0) return r;
+    CLEANUP(freep) char *endpoint = NULL;
+    if (asprintf(&endpoint, "ipc://%s/poold", d->config->run.dir) < 0) abort();
+    r = msg_server_new(d->loop, endpoint, d->self, on_message, d, why, &d->server);
+    if (r < 0 || !d->pool) return r;
+    struct segment *s = d->pool->seg;
+    for (int i = 0; i < POOL_PROCESSES_MAX;
+         i++) { /* until they are confirmed dead they may write */
+        const struct pool_process *p = &s->processes[i];
+        if (p->incarnation && p->role == POOL_ROLE_WORKER && p->pipeline < POOL_PIPELINES_MAX &&
+            p->stage < POOL_STAGES_MAX)
+            d->pool->manned[p->pipeline][p->stage] = true;
+    }
+    processes_adopt(d->processes, s);
+    process_boot_id(s->h->boot_id);
+    s->h->poold_pid = (uint32_t)getpid();
+    shm_store_u64(&s->h->poold_incarnation, d->self);
+    return 0;
+}
+
+static void end(struct daemon *d)
+{
+    msg_server_free(d->server);
+    for (struct process *w = d->processes ? processes_first(d->processes) : NULL; w; w = w->next)
+        worker_facts_free(TAKE(*(struct worker_facts **)&w->owner));
+    processes_free(d->processes);
+    operations_free(d);
+    poolfiles_close(d);
+    loop_free(d->loop);
+}
+
+int daemon_run(const struct config *config, struct why *why)
+{
+    CLEANUP(closep) int run_lock = -1;
+    CLEANUP(closep) int pool_lock = -1;
+    int r = store_lock_dir(config->run.dir, "run.dir", why, &run_lock);
+    if (r == 0 && strcmp(config->run.dir, config->pool.dir) != 0)
+        r = store_lock_dir(config->pool.dir, "pool.dir", why, &pool_lock);
+    struct daemon d = {.config = config, .self = incarnation_new(), .started_us = now_us()};
+    d.tick_us = d.started_us;
+    if (r == 0) r = loop_new(&d.loop);
+    if (r < 0) return r;
+    r = begin(&d, why);
+    if (r == 0) {
+        log_info("ready in %s", config->run.dir);
+        (void)sd_notify(0, "READY=1");
+        operations_retry(&d);
+        r = loop_run(d.loop);
+        (void)sd_notify(0, "STOPPING=1");
+        if (r < 0) (void)why_set(why, r, "ending: see above");
+    }
+    end(&d);
+    return r;
+}
