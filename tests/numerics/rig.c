@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "workerd/backend.h"
+
 enum { DEFAULT_ROWS = 512, DEFAULT_CONTEXT = 4096, DEFAULT_CHUNK = 256, PAGE = 4096 };
 
 __attribute__((noreturn)) static void die(const char *what, const struct why *why)
@@ -27,6 +29,30 @@ const char *rig_demo_model(void)
     else
         (void)snprintf(path, sizeof(path), "%s/.cache/cistern/%s", home ? home : "", file);
     return access(path, R_OK) == 0 ? path : NULL;
+}
+
+bool rig_has_variant(const char *name)
+{
+    const double rope_freq[8] = {0};
+    struct backend_want want = {
+        .n_heads = 1,
+        .n_kv_heads = 1,
+        .head_dim = 16,
+        .rope_dims = 16,
+        .rope_freq = rope_freq,
+        .n_layers = 1,
+        .kv = POOL_KV_F16,
+        .block_cells = 32,
+        .block_bytes = 2048,
+        .max_rows = 1,
+        .max_lanes = 1,
+        .context_tokens = 1,
+        .variant = name,
+    };
+    struct backend *b;
+    if (cpu_backend.open(&want, NULL, &b) < 0) return false;
+    cpu_backend.close(b);
+    return true;
 }
 
 static uint32_t or_default(uint32_t v, uint32_t fallback) { return v ? v : fallback; }

@@ -41,6 +41,9 @@ struct rig_chat {
 /* $CISTERN_MODEL, or the file in the user's cache; NULL when there is none. */
 const char *rig_demo_model(void);
 
+/* Whether this processor can run a variant of the CPU backend. */
+bool rig_has_variant(const char *name);
+
 struct rig *rig_new(const struct rig_want *want);
 void rig_free(struct rig *r);
 /* The file mapped for a stage: all its blocks filled with a byte (0xff: every value is a NaN). */
