@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * See errors.h. OpenAI's shape; no I/O.
+ */
+#include "gateway/api/errors.h"
+
+#include <assert.h>
+#include <errno.h>
+
+enum {
+    RETRY_SOON_S = 2,  /* a lane becomes free, or a worker is back, within seconds */
+    RETRY_POOL_S = 10, /* what design section 3 promises for a full pool */
+};
+
+static const struct fault_row rows[FAULT_KINDS] = {
+    [FAULT_NONE] = {200, "",                      "",                        0           },
+    [FAULT_REQUEST] = {400, "invalid_request_error", "invalid_request",         0           },
+    [FAULT_FIELD] = {400, "invalid_request_error", "unsupported_value",       0           },
+    [FAULT_CONTEXT] = {400, "invalid_request_error", "context_length_exceeded", 0           },
+    [FAULT_HOST] = {403, "permission_error",      "host_not_allowed",        0           },
+    [FAULT_ROUTE] = {404, "invalid_request_error", "not_found",               0           },
+    [FAULT_MODEL] = {404, "invalid_request_error", "model_not_found",         0           },
+    [FAULT_METHOD] = {405, "invalid_request_error", "method_not_allowed",      0           },
+    [FAULT_TOO_LARGE] = {413, "invalid_request_error", "request_too_large",       0           },
+    [FAULT_QUEUE_FULL] = {503, "server_error",          "queue_full",              RETRY_SOON_S},
+    [FAULT_POOL_FULL] = {503, "server_error",          "kv_pool_full",            RETRY_POOL_S},
+    [FAULT_LOADING] = {503, "server_error",          "loading",                 RETRY_SOON_S},
+    [FAULT_DRAINING] = {503, "server_error",          "draining",                RETRY_SOON_S},
+    [FAULT_STAGE_LOST] = {503, "server_error",          "stage_lost",              RETRY_SOON_S},
+    [FAULT_INTERNAL] = {500, "server_error",          "internal_error",          0           },
+};
+
+const struct fault_row *fault_row(enum fault_kind kind)
+{
+    assert(kind >= 0 && kind < FAULT_KINDS);
+    return &rows[kind];
+}
+
+enum fault_kind fault_from_code(Cistern__Code code)
+{
+    switch (code) {
+    case CISTERN__CODE__POOL_FULL:
+        return FAULT_POOL_FULL;
+    case CISTERN__CODE__NEVER_FITS:
+        return FAULT_CONTEXT;
+    case CISTERN__CODE__QUEUE_FULL:
+        return FAULT_QUEUE_FULL;
+    case CISTERN__CODE__STAGE_LOST:
+        return FAULT_STAGE_LOST;
+    case CISTERN__CODE__NOT_READY:
+        return FAULT_LOADING;
+    case CISTERN__CODE__DRAINING:
+        return FAULT_DRAINING;
+    default:
+        return FAULT_INTERNAL;
+    }
+}
+
+int fault_set(struct fault *f, enum fault_kind kind, const char *param, const char *format, ...)
+{
+    *f = (struct fault){.kind = kind};
+    if (param) (void)snprintf(f->param, sizeof(f->param), "%s", param);
+    va_list ap;
+    va_start(ap, format);
+    (void)vsnprintf(f->text, sizeof(f->text), format, ap);
+    va_end(ap);
+    return -EINVAL;
+}
+
+/* A sentence may quote a client's text and be cut inside a character, which JSON can't hold. */
+static json_t *sentence_json(const char *text)
+{
+    json_t *s = json_string(text);
+    if (s) return s;
+    char plain[sizeof(((struct fault *)0)->text)];
+    (void)snprintf(plain, sizeof(plain), "%s", text);
+    for (char *c = plain; *c; c++)
+        if ((unsigned char)*c >= 0x80) *c = '?';
+    return json_string(plain);
+}
+
+json_t *fault_json(const struct fault *f)
+{
+    const struct fault_row *row = fault_row(f->kind);
+    json_t *error = json_pack("{s:o,s:s,s:s?,s:s}", "message", sentence_json(f->text), "type",
+                              row->type, "param", f->param[0] ? f->param : NULL, "code", row->code);
+    if (error && f->kind == FAULT_CONTEXT) {
+        (void)json_object_set_new(error, "n_prompt_tokens", json_integer(f->n_prompt_tokens));
+        (void)json_object_set_new(error, "n_ctx", json_integer(f->n_ctx));
+    }
+    if (error && row->retry_after_s)
+        (void)json_object_set_new(error, "retry_after", json_integer(row->retry_after_s));
+    return json_pack("{s:o}", "error", error);
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef GATEWAY_API_ERRORS_H
+#define GATEWAY_API_ERRORS_H
+/*
+ * What a client is told when something can't be done. A fault is the decision (which kind) and a
+ * sentence; its table is the one place where a kind becomes an HTTP status, an error code and a
+ * Retry-After, and fault_from_code the one place where a head's Code becomes a kind.
+ */
+#include <jansson.h>
+
+#include "cistern.pb-c.h"
+#include "common/base.h"
+
+enum fault_kind {
+    FAULT_NONE,
+    FAULT_REQUEST,   /* the body or a field is wrong */
+    FAULT_FIELD,     /* a field asks for what this server doesn't do */
+    FAULT_CONTEXT,   /* the prompt is longer than the context */
+    FAULT_HOST,      /* the Host header names somebody else */
+    FAULT_ROUTE,     /* no such path */
+    FAULT_MODEL,     /* no such model */
+    FAULT_METHOD,    /* the path has no such method */
+    FAULT_TOO_LARGE, /* the body is over the limit */
+    FAULT_QUEUE_FULL,
+    FAULT_POOL_FULL,
+    FAULT_LOADING,
+    FAULT_DRAINING,
+    FAULT_STAGE_LOST,
+    FAULT_INTERNAL,
+    FAULT_KINDS
+};
+
+struct fault {
+    enum fault_kind kind;
+    char text[512];                  /* a sentence for people */
+    char param[128];                 /* the field; empty: none */
+    uint32_t n_prompt_tokens, n_ctx; /* of FAULT_CONTEXT */
+};
+
+struct fault_row {
+    unsigned status;
+    const char *type, *code; /* OpenAI's words where it has some */
+    unsigned retry_after_s;  /* 0: waiting doesn't help */
+};
+const struct fault_row *fault_row(enum fault_kind kind);
+enum fault_kind fault_from_code(Cistern__Code code);
+
+/* Fills *f and returns -EINVAL, so that a refusing line is one line. param may be NULL. */
+__attribute__((format(printf, 4, 5))) int fault_set(struct fault *f, enum fault_kind kind,
+                                                    const char *param, const char *format, ...);
+/* {"error": {...}}; the caller owns it. */
+json_t *fault_json(const struct fault *f);
+
+#endif

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * See chat.h. Owns the compiled template and the model's own words for it. What clients send is
+ * checked here message by message; after that the template decides.
+ */
+#include "gateway/chat.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "gateway/template/template.h"
+
+struct chat_format {
+    struct chat_template *template;
+    const struct tokenizer *tokenizer;
+    json_t *trusted; /* bos_token, eos_token: text that may hold control tokens */
+};
+
+/* ---- life -------------------------------------------------------------------------------- */
+
+static void set_token(struct chat_format *c, const char *name, uint32_t id)
+{
+    struct tokenizer_piece piece = {.at = "", .bytes = 0};
+    if (id != TOKENIZER_NONE) piece = tokenizer_piece(c->tokenizer, id);
+    (void)json_object_set_new(c->trusted, name, json_stringn(piece.at, piece.bytes));
+}
+
+int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, struct why *why,
+                    struct chat_format **ret)
+{
+    struct gguf_str source;
+    int r = gguf_str(g, "tokenizer.chat_template", &source);
+    if (r < 0) return why_set(why, -ENOENT, "%s has no chat template", gguf_path(g));
+    CLEANUP(chat_format_freep) struct chat_format *c = xnew(struct chat_format);
+    c->tokenizer = tokenizer;
+    c->trusted = json_object();
+    if (!c->trusted) return -ENOMEM;
+    set_token(c, "bos_token", tokenizer_bos(tokenizer));
+    set_token(c, "eos_token", tokenizer_eos(tokenizer));
+    r = chat_template_new(source.at, source.bytes, why, &c->template);
+    if (r < 0) return r;
+    *ret = TAKE(c);
+    return 0;
+}
+
+void chat_format_free(struct chat_format *c)
+{
+    if (!c) return;
+    if (c->template) chat_template_free(c->template);
+    json_decref(c->trusted);
+    free(c);
+}
+
+/* ---- messages ---------------------------------------------------------------------------- */
+
+/* Where in the body, for the sentence and the field's name. */
+struct place {
+    char name[64];
+};
+
+static struct place place_of(size_t message, const char *member)
+{
+    struct place p;
+    (void)snprintf(p.name, sizeof(p.name), "messages[%zu]%s", message, member);
+    return p;
+}
+
+static struct place place_of_part(size_t message, size_t part)
+{
+    struct place p;
+    (void)snprintf(p.name, sizeof(p.name), "messages[%zu].content[%zu]", message, part);
+    return p;
+}
+
+/* Templates know "system"; "developer" is OpenAI's later name of it. NULL: no such role. */
+static const char *role_of(const json_t *message)
+{
+    static const char *const roles[][2] = {
+        {"system",    "system"   },
+        {"developer", "system"   },
+        {"user",      "user"     },
+        {"assistant", "assistant"},
+        {"tool",      "tool"     },
+    };
+    const char *role = json_string_value(json_object_get(message, "role"));
+    for (size_t i = 0; role && i < ARRAY_LEN(roles); i++)
+        if (strcmp(role, roles[i][0]) == 0) return roles[i][1];
+    return NULL;
+}
+
+static int part_text(const json_t *part, struct place at, struct fault *fault, const json_t **ret)
+{
+    const char *type = json_string_value(json_object_get(part, "type"));
+    const json_t *text = json_object_get(part, "text");
+    if (!type)
+        return fault_set(fault, FAULT_REQUEST, at.name,
+                         "'%s' must be an object with a 'type' that is a string.", at.name);
+    if (strcmp(type, "text") != 0)
+        return fault_set(fault, FAULT_FIELD, at.name,
+                         "'%s' has the type '%.32s'; this model takes text only.", at.name, type);
+    if (!json_is_string(text))
+        return fault_set(fault, FAULT_REQUEST, at.name, "'%s' must have a 'text' that is a string.",
+                         at.name);
+    *ret = text;
+    return 0;
+}
+
+/* Parts become one string, a line each, since templates of text models take strings. */
+static int join_parts(const json_t *parts, size_t message, struct fault *fault, json_t **ret)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    int r = 0;
+    CLEANUP(fclosep) FILE *f = open_memstream(&text, &bytes);
+    if (!f) abort();
+    for (size_t i = 0; r == 0 && i < json_array_size(parts); i++) {
+        const json_t *part = NULL;
+        r = part_text(json_array_get(parts, i), place_of_part(message, i), fault, &part);
+        if (r == 0 && i > 0) (void)fputc('\n', f);
+        if (r == 0) (void)fwrite(json_string_value(part), 1, json_string_length(part), f);
+    }
+    if (fflush(f) != 0) abort(); /* memory alone can fail here */
+    if (r == 0) *ret = json_stringn(text, bytes);
+    free(text);
+    return r;
+}
+
+static int content_of(const json_t *message, size_t i, const char *role, struct fault *fault,
+                      json_t **ret)
+{
+    struct place at = place_of(i, ".content");
+    const json_t *content = json_object_get(message, "content");
+    if (json_is_array(content)) return join_parts(content, i, fault, ret);
+    if (json_is_string(content)) {
+        *ret = json_stringn(json_string_value(content), json_string_length(content));
+        return 0;
+    }
+    if ((!content || json_is_null(content)) && strcmp(role, "assistant") == 0) {
+        *ret = json_string("");
+        return 0;
+    }
+    return fault_set(fault, FAULT_REQUEST, at.name, "'%s' must be a string or an array of parts.",
+                     at.name);
+}
+
+/* The message as templates take it: a known role, content as a string, the rest as it came. */
+static int message_from(const json_t *message, size_t i, struct fault *fault, json_t **ret)
+{
+    struct place at = place_of(i, json_is_object(message) ? ".role" : "");
+    const char *role = role_of(message);
+    json_t *content = NULL;
+    if (!json_is_object(message))
+        return fault_set(fault, FAULT_REQUEST, at.name, "'%s' must be an object.", at.name);
+    if (!role)
+        return fault_set(fault, FAULT_REQUEST, at.name,
+                         "'%s' must be one of system, developer, user, assistant, tool.", at.name);
+    int r = content_of(message, i, role, fault, &content);
+    if (r < 0) return r;
+    json_t *m = json_copy((json_t *)(uintptr_t)message); /* jansson's copy takes no const */
+    (void)json_object_set_new(m, "role", json_string(role));
+    (void)json_object_set_new(m, "content", content);
+    *ret = m;
+    return 0;
+}
+
+static int messages_from(const json_t *messages, struct fault *fault, json_t **ret)
+{
+    CLEANUP(json_decrefp) json_t *list = json_array();
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        json_t *m = NULL;
+        int r = message_from(json_array_get(messages, i), i, fault, &m);
+        if (r < 0) return r;
+        (void)json_array_append_new(list, m);
+    }
+    *ret = TAKE(list);
+    return 0;
+}
+
+/* ---- the prompt -------------------------------------------------------------------------- */
+
+static int render(const struct chat_format *c, json_t *messages, struct fault *fault,
+                  struct rendered *ret)
+{
+    struct why why = {.text = ""};
+    CLEANUP(json_decrefp)
+    json_t *values = json_pack("{s:O,s:b}", "messages", messages, "add_generation_prompt", 1);
+    struct template_input in = {.values = values, .trusted = c->trusted, .now_s = time(NULL)};
+    int r = chat_template_render(c->template, &in, &why, ret);
+    if (r == 0) return 0;
+    if (r == -ENOMEM)
+        return fault_set(fault, FAULT_INTERNAL, NULL, "There is not enough memory for the prompt.");
+    return fault_set(fault, FAULT_REQUEST, "messages",
+                     "The model's chat template does not take these messages: %s.", why.text);
+}
+
+static int too_long(struct fault *fault, uint64_t n_prompt, uint32_t n_ctx)
+{
+    int r = fault_set(fault, FAULT_CONTEXT, "messages",
+                      "The prompt has %llu tokens and the context %u; it must leave room for one "
+                      "more.",
+                      (unsigned long long)n_prompt, n_ctx);
+    fault->n_prompt_tokens = (uint32_t)min_u64(n_prompt, UINT32_MAX);
+    fault->n_ctx = n_ctx;
+    return r;
+}
+
+static int tokenise(const struct chat_format *c, const struct rendered *text, uint32_t n_ctx,
+                    struct fault *fault, struct tokenizer_ids *ret)
+{
+    CLEANUP(freep)
+    struct tokenizer_span *spans = xcalloc(text->n_spans, sizeof(struct tokenizer_span));
+    for (size_t i = 0; i < text->n_spans; i++) {
+        const struct template_span *s = &text->spans[i];
+        spans[i] = (struct tokenizer_span){
+            .at = text->text + s->off, .bytes = s->bytes, .parse_special = !s->from_value};
+    }
+    struct tokenizer_ids ids = {0};
+    int r =
+        tokenizer_encode(c->tokenizer, spans, text->n_spans, TOKENIZER_ADD_BOS, n_ctx - 1, &ids);
+    if (r == -E2BIG) return too_long(fault, ids.n ? ids.n : text->bytes, n_ctx);
+    if (r < 0)
+        return fault_set(fault, FAULT_INTERNAL, NULL, "The prompt could not be tokenised: %s.",
+                         strerror(-r));
+    if (ids.n == 0) {
+        free(ids.ids);
+        return fault_set(fault, FAULT_REQUEST, "messages", "The prompt is empty.");
+    }
+    *ret = ids;
+    return 0;
+}
+
+int chat_prompt(const struct chat_format *c, const json_t *messages, uint32_t n_ctx,
+                struct fault *fault, struct tokenizer_ids *ret)
+{
+    CLEANUP(json_decrefp) json_t *list = NULL;
+    struct rendered text;
+    int r = messages_from(messages, fault, &list);
+    if (r == 0) r = render(c, list, fault, &text);
+    if (r < 0) return r;
+    r = tokenise(c, &text, n_ctx, fault, ret);
+    rendered_fini(&text);
+    return r;
+}

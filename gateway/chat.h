@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef GATEWAY_CHAT_H
+#define GATEWAY_CHAT_H
+/*
+ * From the messages of a chat to the tokens of its prompt: checks them, renders the model file's
+ * own template, and tokenises the result so that control tokens come from the template alone, never
+ * from what somebody wrote. Immutable after chat_format_new; knows nothing of HTTP.
+ */
+#include <jansson.h>
+
+#include "common/gguf.h"
+#include "gateway/api/errors.h"
+#include "gateway/tokenizer/tokenizer.h"
+
+struct chat_format;
+
+/* tokenizer must live as long. -ENOENT: the file has no chat template. */
+int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, struct why *why,
+                    struct chat_format **ret);
+void chat_format_free(struct chat_format *c);
+static inline void chat_format_freep(struct chat_format **c) { chat_format_free(*c); }
+
+/* messages: an array. n_ctx: tokens of the longest conversation; the prompt must leave room for one
+ * more. -EINVAL with *fault when it is refused. The caller frees ret->ids. */
+int chat_prompt(const struct chat_format *c, const json_t *messages, uint32_t n_ctx,
+                struct fault *fault, struct tokenizer_ids *ret);
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef GATEWAY_METRICS_H
+#define GATEWAY_METRICS_H
+/*
+ * What the gateway counts, and its text for Prometheus. Counters only rise; what can be read off
+ * elsewhere (the pool, what is in flight) is read when the text is made. Loop thread.
+ */
+#include "gateway/bytebuf.h"
+#include "proto/pool_shm.h"
+
+enum {
+    METRICS_ROUTES_MAX = 16,
+    METRICS_STATUSES = 11, /* see metrics.c */
+    METRICS_BUCKETS = 14,
+};
+
+struct histogram {
+    uint64_t count[METRICS_BUCKETS + 1]; /* the last one: beyond all bounds */
+    uint64_t sum_us;
+};
+
+struct metrics {
+    uint64_t requests[METRICS_ROUTES_MAX][METRICS_STATUSES];
+    uint64_t prompt_tokens, cached_tokens, generated_tokens;
+    struct histogram first_token, between_tokens;
+};
+
+/* What the text shows beside the counters. */
+struct metrics_now {
+    const char *const *routes; /* names */
+    size_t n_routes;
+    const struct pool_header *pool; /* or NULL */
+    uint32_t pipelines_ready, in_flight, unstarted;
+};
+
+void metrics_request(struct metrics *m, unsigned route, unsigned status);
+void metrics_first_token(struct metrics *m, uint64_t us);
+/* n tokens came together, us after the one before them. */
+void metrics_between_tokens(struct metrics *m, uint64_t us, size_t n);
+void metrics_text(const struct metrics *m, const struct metrics_now *now, struct bytebuf *out);
+
+/* Each chunk counts once: for the liveliest row that holds it. Sums to the pool, trash included. */
+enum cells {
+    CELLS_FREE,
+    CELLS_CACHED,
+    CELLS_CLOSING,
+    CELLS_WAITING,
+    CELLS_ACTIVE,
+    CELLS_TRASH,
+    CELLS_STATES
+};
+void metrics_pool_cells(const struct pool_header *h, uint64_t ret[CELLS_STATES]);
+
+#endif

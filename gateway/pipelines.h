@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef GATEWAY_PIPELINES_H
+#define GATEWAY_PIPELINES_H
+/*
+ * The pipelines that poold tells of, and the way to their heads. A pipeline is ready when poold
+ * says so and its head has answered what model it serves and that is ours. Also keeps the pool's
+ * control segment mapped, read-only.
+ *
+ * Loop thread only. A struct pipeline lives as long as the pipelines.
+ */
+#include <stdbool.h>
+
+#include "common/config.h"
+#include "common/msg.h"
+#include "proto/pool_shm.h"
+
+struct pipelines;
+
+struct pipeline {
+    uint32_t id;
+    bool alive; /* poold: all stages are attached and beat */
+    bool known; /* its head answered, and serves our model */
+    uint64_t head;
+    uint32_t n_lanes, context_tokens, n_ctx_train;
+    uint32_t load; /* requests that were given to it and are not finished; whoever gives counts */
+    struct msg_client *client; /* to its head */
+    struct pipelines *of;
+    uint64_t hello_us; /* when it was last asked what it serves */
+};
+
+static inline bool pipeline_is_ready(const struct pipeline *p) { return p->alive && p->known; }
+
+struct pipelines_events {
+    /* From a head: Started, Tokens, Finished or Refused. */
+    void (*message)(void *arg, struct pipeline *p, const Cistern__Envelope *m);
+    /* The head is dead or another one's: whatever it was given is lost. */
+    void (*lost)(void *arg, struct pipeline *p);
+    /* One became ready, or ceased to be. */
+    void (*changed)(void *arg);
+    /* poold refused this gateway; it can't serve. */
+    void (*refused)(void *arg, const char *text);
+    void *arg;
+};
+
+/* fingerprint: of the model file that this gateway's tokeniser comes from; lives as long. */
+int pipelines_new(struct loop *l, const struct config *c, const char *fingerprint,
+                  const struct pipelines_events *events, struct why *why, struct pipelines **ret);
+void pipelines_free(struct pipelines *ps);
+static inline void pipelines_freep(struct pipelines **ps) { pipelines_free(*ps); }
+
+/* The ready one with the least load for its lanes; NULL when none is ready. */
+struct pipeline *pipelines_pick(struct pipelines *ps);
+uint32_t pipelines_ready(const struct pipelines *ps);
+uint32_t pipelines_lanes(const struct pipelines *ps);   /* of the ready ones */
+uint32_t pipelines_context(const struct pipelines *ps); /* tokens; 0 before one was ready */
+uint32_t pipelines_trained_context(const struct pipelines *ps);
+bool pipelines_were_ready(const struct pipelines *ps); /* ever */
+bool pipelines_tied(const struct pipelines *ps);       /* to a poold, now */
+/* NULL while there is no pool. */
+const struct pool_header *pipelines_pool(const struct pipelines *ps);
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef GATEWAY_REQUEST_H
+#define GATEWAY_REQUEST_H
+/*
+ * A generation's life: prompt tokens in, tokens out, whichever heads it takes. What was sent is
+ * known here alone, so it is here alone that a request is submitted again after a death: a new
+ * attempt with the prompt and the tokens so far apart. Knows neither HTTP nor text.
+ *
+ * Loop thread only. A request belongs to requests; who made it may use it until `finished` was
+ * called or it called request_leave.
+ */
+#include <stdbool.h>
+
+#include "gateway/api/errors.h"
+#include "gateway/pipelines.h"
+
+struct requests;
+struct request;
+
+struct requests_options {
+    struct loop *loop;
+    struct pipelines *pipelines;
+    uint32_t resume_ms; /* how long a request without a pipeline waits for one */
+    uint32_t n_vocab;   /* ids at or past it are refused */
+};
+
+struct request_end {
+    enum fault_kind fault;  /* FAULT_NONE: reason holds */
+    Cistern__Reason reason; /* STOP or LENGTH */
+    bool truncated;         /* LENGTH because the pool had no room */
+    const char *text;       /* of a fault: a sentence */
+};
+
+struct request_events {
+    /* The prompt has a lane; it is told once, however many attempts there are. */
+    void (*started)(void *arg);
+    /* No lane for some seconds; told once, if at all. */
+    void (*late)(void *arg);
+    void (*tokens)(void *arg, const uint32_t *ids, size_t n);
+    void (*finished)(void *arg, const struct request_end *end);
+    void *arg;
+};
+
+struct request_ask {
+    const uint32_t *prompt; /* copied */
+    uint32_t n_prompt;
+    uint32_t max_tokens; /* at least 1 */
+    uint32_t top_k;
+    float temperature, top_p, min_p;
+    uint64_t seed;
+    const uint32_t *stop_tokens; /* must live as long as the request */
+    uint32_t n_stop_tokens;
+};
+
+int requests_new(const struct requests_options *o, struct why *why, struct requests **ret);
+void requests_free(struct requests *rs); /* tells nobody */
+static inline void requests_freep(struct requests **rs) { requests_free(*rs); }
+
+struct request *request_new(struct requests *rs, const struct request_ask *ask,
+                            const struct request_events *events);
+/* The client is gone. */
+void request_leave(struct request *r);
+/* A stop string: only the first keep tokens are worth keeping. */
+void request_stop(struct request *r, uint32_t keep);
+uint32_t request_cached_tokens(const struct request *r);
+/* Every request ends with this fault; for the end of the process. */
+void requests_end_all(struct requests *rs, enum fault_kind fault, const char *text);
+
+uint32_t requests_in_flight(const struct requests *rs); /* those being cancelled included */
+uint32_t requests_unstarted(const struct requests *rs); /* without a lane */
+
+/* For pipelines' events. */
+void requests_message(struct requests *rs, struct pipeline *p, const Cistern__Envelope *m);
+void requests_lost(struct requests *rs, struct pipeline *p);
+
+/* Which of a message's tokens are news to who has `have` tokens and is at this attempt: those from
+ * *ret_skip on. -ESTALE: another attempt's; -EALREADY: none; -EBADMSG: some before them are
+ * missing. */
+int tokens_check(uint32_t attempt, uint32_t have, const Cistern__Tokens *m, size_t *ret_skip);
+
+#endif

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * See text.h. Owns the bytes that are withheld: the beginning of a character or of a stop string.
+ * Knows nothing of tokenisers or HTTP.
+ */
+#include "gateway/text.h"
+
+#include <errno.h>
+#include <string.h>
+
+struct text {
+    const char *stop[TEXT_STOPS_MAX];
+    size_t stop_bytes[TEXT_STOPS_MAX];
+    size_t n_stops;
+    struct bytebuf held;  /* not yet shown */
+    uint64_t shown_bytes; /* token bytes before held */
+    uint64_t *token_end;  /* of each token, in token bytes from the answer's beginning */
+    uint32_t n_tokens, tokens_room;
+    uint64_t stop_at; /* where the stop string begins */
+};
+
+int text_new(const char *const *stops, size_t n, struct text **ret)
+{
+    if (n > TEXT_STOPS_MAX) return -EINVAL;
+    CLEANUP(text_freep) struct text *t = xnew(struct text);
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes = strlen(stops[i]);
+        if (bytes == 0 || bytes > TEXT_STOP_BYTES_MAX) return -EINVAL;
+        t->stop[i] = stops[i];
+        t->stop_bytes[i] = bytes;
+    }
+    t->n_stops = n;
+    *ret = TAKE(t);
+    return 0;
+}
+
+void text_free(struct text *t)
+{
+    if (!t) return;
+    bytebuf_fini(&t->held);
+    free(t->token_end);
+    free(t);
+}
+
+/* Bytes of the character that begins at s, or of the longest beginning of one that can't go on.
+ * *ret_state: 1 whole, 0 the bytes end inside it, -1 can never become one (Unicode 15, table 3-7).
+ */
+static size_t utf8_step(const unsigned char *s, size_t n, int *ret_state)
+{
+    unsigned char lo = 0x80, hi = 0xbf;
+    size_t want;
+    *ret_state = -1;
+    if (s[0] < 0x80) {
+        *ret_state = 1;
+        return 1;
+    }
+    if (s[0] < 0xc2 || s[0] > 0xf4) return 1;
+    want = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+    if (s[0] == 0xe0) lo = 0xa0;
+    if (s[0] == 0xed) hi = 0x9f;
+    if (s[0] == 0xf0) lo = 0x90;
+    if (s[0] == 0xf4) hi = 0x8f;
+    for (size_t i = 1; i < want; i++) {
+        if (i == n) {
+            *ret_state = 0;
+            return i;
+        }
+        if (s[i] < lo || s[i] > hi) return i;
+        lo = 0x80;
+        hi = 0xbf;
+    }
+    *ret_state = 1;
+    return want;
+}
+
+/* Shows the first n withheld bytes; at the end of an answer also what is no whole character. */
+static void show(struct text *t, size_t n, bool at_end, struct bytebuf *out)
+{
+    const unsigned char *s = (const unsigned char *)bytebuf_bytes(&t->held);
+    size_t i = 0;
+    while (i < n) {
+        int state;
+        size_t step = utf8_step(s + i, n - i, &state);
+        if (state == 0 && !at_end) break;
+        if (state == 1)
+            bytebuf_add(out, s + i, step);
+        else
+            bytebuf_add(out, "\xef\xbf\xbd", 3);
+        i += step;
+    }
+    bytebuf_take(&t->held, i);
+    t->shown_bytes += i;
+}
+
+/* The longest stop string that ends at the first n withheld bytes; 0 when none does. */
+static size_t stop_ending_at(const struct text *t, size_t n)
+{
+    size_t best = 0;
+    for (size_t i = 0; i < t->n_stops; i++) {
+        size_t bytes = t->stop_bytes[i];
+        if (bytes <= n && bytes > best &&
+            memcmp(bytebuf_bytes(&t->held) + n - bytes, t->stop[i], bytes) == 0)
+            best = bytes;
+    }
+    return best;
+}
+
+/* How many bytes at the end may still become a stop string. */
+static size_t stop_begun(const struct text *t)
+{
+    size_t n = bytebuf_size(&t->held), best = 0;
+    const char *end = bytebuf_bytes(&t->held) + n;
+    for (size_t i = 0; i < t->n_stops; i++) {
+        size_t most = min_u64(t->stop_bytes[i] - 1, n);
+        for (size_t k = most; k > best; k--) {
+            if (memcmp(end - k, t->stop[i], k) != 0) continue;
+            best = k;
+            break;
+        }
+    }
+    return best;
+}
+
+static void token_ends(struct text *t)
+{
+    if (t->n_tokens == t->tokens_room) {
+        t->tokens_room = t->tokens_room ? t->tokens_room * 2 : 64;
+        t->token_end = reallocarray(t->token_end, t->tokens_room, sizeof(*t->token_end));
+        if (!t->token_end) abort();
+    }
+    t->token_end[t->n_tokens++] = t->shown_bytes + bytebuf_size(&t->held);
+}
+
+bool text_push(struct text *t, const char *bytes, size_t n, struct bytebuf *out)
+{
+    size_t before = bytebuf_size(&t->held);
+    bytebuf_add(&t->held, bytes, n);
+    token_ends(t);
+    for (size_t end = before + 1; t->n_stops && end <= before + n; end++) {
+        size_t stop = stop_ending_at(t, end);
+        if (stop == 0) continue;
+        t->stop_at = t->shown_bytes + end - stop;
+        show(t, end - stop, true, out);
+        bytebuf_fini(&t->held);
+        return true;
+    }
+    show(t, bytebuf_size(&t->held) - stop_begun(t), false, out);
+    return false;
+}
+
+void text_end(struct text *t, struct bytebuf *out) { show(t, bytebuf_size(&t->held), true, out); }
+
+uint32_t text_tokens_before_stop(const struct text *t)
+{
+    uint32_t n = t->n_tokens;
+    while (n > 0 && t->token_end[n - 1] > t->stop_at)
+        n--;
+    return n;
+}
