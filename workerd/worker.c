@@ -23,7 +23,7 @@
 enum {
     BEAT_US = 250000,   /* a fortieth of the default worker.stuck_ms */
     STOP_US = 2000000,  /* SIGTERM to exit at most, a window in hand not counted */
-    TAKEN_US = 5000000, /* a predecessor's death is confirmed well within this */
+    TAKEN_US = 1000000, /* a predecessor that is being killed is waited for by poold itself */
     PHASE_STARTING = 1, /* Heartbeat.phase */
     PHASE_SERVING = 2,
 };

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A link between two threads that stand for two stages: no ring is slept through; then links and
+ * windows with one number changed, each with what the refusal must name. The sound ones are laid
+ * out here by hand, by proto/link_shm.h.
+ */
+#include <check.h>
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "workerd/link.h"
+
+enum { STAGES = 3, SLOTS = 6, ROWS = 24, LANES = 4, EMBD = 16, LIFE = 7 };
+
+static const struct link_want want = {
+    .pool_id = 77,
+    .pipeline = 1,
+    .life = LIFE,
+    .n_stages = STAGES,
+    .max_rows = ROWS,
+    .max_lanes = LANES,
+    .n_embd = EMBD,
+};
+
+static struct link_header sound_header(void)
+{
+    struct link_header h = {
+        .magic = LINK_MAGIC,
+        .version = LINK_SHM_VERSION,
+        .pipeline = 1,
+        .life = LIFE,
+        .n_stages = STAGES,
+        .n_slots = SLOTS,
+        .max_rows = ROWS,
+        .max_lanes = LANES,
+        .n_embd = EMBD,
+        .pool_id = 77,
+        .bells_off = 4096,
+        .slots_off = 8192,
+        .lanes_off = sizeof(struct link_window),
+    };
+    h.tokens_off = h.lanes_off + LANES * sizeof(struct link_lane);
+    h.results_off = h.tokens_off + ROWS * sizeof(uint32_t);
+    h.activations_off = h.results_off + 64;
+    h.activations_bytes = ROWS * EMBD * sizeof(float);
+    h.slot_bytes = (h.activations_off + (STAGES - 1) * h.activations_bytes + 63) / 64 * 64;
+    h.bytes = h.slots_off + SLOTS * h.slot_bytes;
+    return h;
+}
+
+static int map(const struct link_header *h, uint64_t file_bytes, struct why *why, struct link **ret)
+{
+    CLEANUP(closep) int fd = memfd_create("link", MFD_CLOEXEC);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, (off_t)file_bytes), 0);
+    ck_assert_int_eq(pwrite(fd, h, sizeof(*h), 0), (ssize_t)sizeof(*h));
+    return link_map(fd, &want, why, ret);
+}
+
+static struct link *sound_link(void)
+{
+    struct link_header h = sound_header();
+    struct link *l = NULL;
+    struct why why = {0};
+    ck_assert_msg(map(&h, h.bytes, &why, &l) == 0, "%s", why.text);
+    return l;
+}
+
+/* ---- bells ---- */
+
+enum { RINGS = 40000 };
+
+struct pair {
+    struct link *link;
+    uint32_t spin_us;
+};
+
+/* Stage 1: waits for each window and hands it on. The timeout is far longer than the test's, so a
+ * ring that is slept through fails it. */
+static void *second(void *arg)
+{
+    struct pair *p = arg;
+    for (uint32_t n = 0; n < RINGS; n++) {
+        while (!bell_wait(link_bell(p->link, 1), n, p->spin_us, 600 * 1000000u))
+            ;
+        bell_ring(link_bell(p->link, 2), n + 1);
+    }
+    return NULL;
+}
+
+START_TEST(no_ring_is_slept_through)
+{
+    struct pair p = {sound_link(), _i ? 20 : 0};
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, second, &p), 0);
+    for (uint32_t n = 0; n < RINGS; n++) {
+        bell_ring(link_bell(p.link, 1), n + 1);
+        ck_assert(bell_wait(link_bell(p.link, 2), n, p.spin_us, 600 * 1000000u));
+        ck_assert_uint_eq(bell_count(link_bell(p.link, 2)), n + 1);
+    }
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    link_unref(p.link);
+}
+END_TEST
+
+START_TEST(a_silent_bell_lets_go)
+{
+    struct link *l = sound_link();
+    ck_assert(!bell_wait(link_bell(l, 0), 0, 20, 1000));
+    ck_assert_uint_eq(link_bell(l, 0)->sleepers, 0);
+    bell_ring(link_bell(l, 0), UINT32_MAX);
+    ck_assert(bell_wait(link_bell(l, 0), 0, 0, 1000));
+    ck_assert(!bell_wait(link_bell(l, 0), UINT32_MAX, 0, 1000));
+    link_unref(l);
+}
+END_TEST
+
+/* ---- layouts ---- */
+
+START_TEST(places_do_not_overlap)
+{
+    struct link *l = sound_link();
+    char *end = l->base + l->h.bytes;
+    for (uint64_t n = 1; n <= SLOTS; n++) {
+        char *slot = (char *)link_slot(l, n);
+        ck_assert_ptr_eq(link_slot(l, n + SLOTS), slot);
+        ck_assert(slot >= (char *)(link_bell(l, STAGES) + 1));
+        ck_assert_ptr_eq(link_lanes(l, n), slot + sizeof(struct link_window));
+        ck_assert_ptr_eq(link_tokens(l, n), (char *)(link_lanes(l, n) + LANES));
+        ck_assert_ptr_eq(link_results(l, n), link_tokens(l, n) + ROWS);
+        ck_assert_ptr_eq(link_activations(l, n, 1), link_activations(l, n, 0) + ROWS * EMBD);
+        ck_assert((char *)(link_activations(l, n, 1) + ROWS * EMBD) <= end);
+    }
+    struct link *again = link_ref(l);
+    link_unref(l);
+    ck_assert_uint_eq(bell_count(link_bell(again, 0)), 0); /* still mapped */
+    link_unref(again);
+}
+END_TEST
+
+enum width { U32, U64 };
+static const struct {
+    size_t off;
+    enum width width;
+    uint64_t value;
+    const char *says;
+} wrong_links[] = {
+#define FIELD(f) offsetof(struct link_header, f)
+    {FIELD(magic),             U64, 1,                 "version"    },
+    {FIELD(version),           U32, 2,                 "version"    },
+    {FIELD(pipeline),          U32, 0,                 "another"    },
+    {FIELD(life),              U32, LIFE - 1,          "another"    },
+    {FIELD(pool_id),           U64, 78,                "another"    },
+    {FIELD(n_stages),          U32, STAGES + 1,        "stages"     },
+    {FIELD(n_stages),          U32, 0,                 "stages"     },
+    {FIELD(n_embd),            U32, EMBD * 2,          "width"      },
+    {FIELD(max_rows),          U32, ROWS + 1,          "rows"       },
+    {FIELD(max_rows),          U32, LANES - 1,         "rows"       },
+    {FIELD(max_lanes),         U32, LANES + 1,         "lanes"      },
+    {FIELD(max_lanes),         U32, 0,                 "lanes"      },
+    {FIELD(n_slots),           U32, 0,                 "slots"      },
+    {FIELD(n_slots),           U32, UINT32_MAX,        "slots"      },
+    {FIELD(n_slots),           U32, SLOTS + 1,         "slots"      },
+    {FIELD(bytes),             U64, UINT64_C(1) << 40, "cut short"  },
+    {FIELD(bells_off),         U64, UINT64_MAX - 63,   "bells"      },
+    {FIELD(bells_off),         U64, 4097,              "bells"      },
+    {FIELD(slots_off),         U64, UINT64_MAX - 63,   "slots"      },
+    {FIELD(slots_off),         U64, 8193,              "slots"      },
+    {FIELD(slot_bytes),        U64, UINT64_C(1) << 62, "slots"      },
+    {FIELD(slot_bytes),        U64, 64,                "lanes"      },
+    {FIELD(lanes_off),         U64, 0,                 "lanes"      },
+    {FIELD(lanes_off),         U64, UINT64_MAX - 63,   "lanes"      },
+    {FIELD(tokens_off),        U64, UINT64_MAX - 3,    "tokens"     },
+    {FIELD(tokens_off),        U64, 3,                 "tokens"     },
+    {FIELD(results_off),       U64, UINT64_C(1) << 32, "results"    },
+    {FIELD(activations_off),   U64, UINT64_MAX - 3,    "activations"},
+    {FIELD(activations_bytes), U64, 4,                 "activations"},
+    {FIELD(activations_bytes), U64, UINT64_C(1) << 63, "activations"},
+#undef FIELD
+};
+
+START_TEST(wrong_links_are_refused_by_name)
+{
+    struct link_header h = sound_header();
+    uint64_t file_bytes = h.bytes;
+    size_t bytes = wrong_links[_i].width == U32 ? sizeof(uint32_t) : sizeof(uint64_t);
+    memcpy((char *)&h + wrong_links[_i].off, &wrong_links[_i].value, bytes);
+    struct link *l = NULL;
+    struct why why = {0};
+    ck_assert_int_eq(map(&h, file_bytes, &why, &l), -EPROTO);
+    ck_assert_ptr_null(l);
+    ck_assert_msg(strstr(why.text, wrong_links[_i].says) != NULL, "%s", why.text);
+}
+END_TEST
+
+START_TEST(a_file_cut_short_is_refused)
+{
+    struct link_header h = sound_header();
+    struct link *l = NULL;
+    struct why why = {0};
+    ck_assert_int_eq(map(&h, h.bytes - 1, &why, &l), -EPROTO);
+    CLEANUP(closep) int empty = memfd_create("empty", MFD_CLOEXEC);
+    ck_assert_int_eq(link_map(empty, &want, &why, &l), -EPROTO);
+    ck_assert_ptr_null(l);
+}
+END_TEST
+
+/* ---- windows ---- */
+
+static const struct link_limits limits = {.n_rows = 10, .context_tokens = 100, .n_vocab = 1000};
+
+/* Window 9: lane 0 decodes at position 50, lane 1 reads 20 tokens up to the context's end. */
+static void sound_window(struct link *l)
+{
+    *link_slot(l, 9) =
+        (struct link_window){.number = pool_window(LIFE, 9), .n_rows = 21, .n_lanes = 2};
+    link_lanes(l, 9)[0] =
+        (struct link_lane){.row = 9, .lease = 3, .pos = 50, .n_rows = 1, .want = 1, .top_p = 1};
+    link_lanes(l, 9)[1] =
+        (struct link_lane){.row = 0, .lease = 4, .pos = 80, .n_rows = 20, .want = 2, .top_p = 1};
+    for (uint32_t i = 0; i < 21; i++)
+        link_tokens(l, 9)[i] = 999 - i;
+}
+
+static int read_9(const struct link *l, struct why *why)
+{
+    struct link_window w;
+    struct link_lane lanes[LANES];
+    uint32_t tokens[ROWS];
+    int r = link_read(l, 9, &limits, &w, lanes, tokens, why);
+    if (r < 0) return r;
+    ck_assert_uint_eq(w.n_rows, 21);
+    ck_assert_uint_eq(lanes[0].lease, 3);
+    ck_assert_uint_eq(lanes[1].pos, 80);
+    ck_assert_uint_eq(tokens[20], 979);
+    return 0;
+}
+
+enum part { WINDOW, LANE_0, LANE_1, TOKEN_20 };
+static const struct {
+    enum part part;
+    size_t off;
+    uint64_t value;
+    const char *says;
+} wrong_windows[] = {
+    {WINDOW,                       offsetof(struct link_window,  number),                                      LIFE,"number"},
+    {WINDOW,                            offsetof(struct link_window,                                                   n_rows),                                         20,"20 token"},
+    {WINDOW,                  offsetof(struct link_window,                                              n_rows),                                                                                     22,                                                          "no lane"},
+    {WINDOW,                          offsetof(struct link_window,                                             n_rows),     ROWS + 1,"most"},
+    {WINDOW,                     offsetof(struct link_window,n_lanes),                               0,                                                                                         "most"},
+    {WINDOW,offsetof(struct link_window,     n_lanes),                  LANES + 1,"most"},
+    {LANE_0,                       offsetof(struct link_lane,                                            row),                                                                            10,"row 10"},
+    {LANE_0,                            offsetof(struct link_lane,                                                   row),                                                UINT32_MAX,"row"},
+    {LANE_0,                    offsetof(struct link_lane,                                                n_rows),                                                                                       0,"0 token"},
+    {LANE_0,                  offsetof(struct link_lane,                                         n_rows),                                      UINT32_MAX,                                 "token rows"},
+    {LANE_0,                     offsetof(struct link_lane, pos),100,"position 100"},
+    {LANE_0,offsetof(struct link_lane,pos),UINT32_MAX,"position"},
+    {LANE_1,                       offsetof(struct link_lane,      pos),                                              81,"position 81"},
+    {LANE_1,                            offsetof(struct link_lane,                                                   want),                                                                                     3, "logits"},
+    {LANE_1,                  offsetof(struct link_lane,                                              temperature),                                                                                     0x7fc00000 /* NaN */,                                                                                                                       "sampling"},
+    {LANE_1,                          offsetof(struct link_lane,                                         top_p),                                        0xbf800000 /* -1 */,"sampling"},
+    {TOKEN_20,                       0,1000,"token 1000"},
+};
+
+START_TEST(a_sound_window_is_read)
+{
+    struct link *l = sound_link();
+    struct why why = {0};
+    sound_window(l);
+    ck_assert_msg(read_9(l, &why) == 0, "%s", why.text);
+    link_unref(l);
+}
+END_TEST
+
+START_TEST(malformed_windows_are_refused_by_name)
+{
+    struct link *l = sound_link();
+    sound_window(l);
+    char *parts[] = {[WINDOW] = (char *)link_slot(l, 9),
+                     [LANE_0] = (char *)&link_lanes(l, 9)[0],
+                     [LANE_1] = (char *)&link_lanes(l, 9)[1],
+                     [TOKEN_20] = (char *)&link_tokens(l, 9)[20]};
+    memcpy(parts[wrong_windows[_i].part] + wrong_windows[_i].off, &wrong_windows[_i].value,
+           sizeof(uint32_t));
+    struct why why = {0};
+    ck_assert_int_eq(read_9(l, &why), -EPROTO);
+    ck_assert_msg(strstr(why.text, wrong_windows[_i].says) != NULL, "%s", why.text);
+    link_unref(l);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("link");
+    TCase *tc = tcase_create("link");
+    tcase_set_timeout(tc, 60);
+    tcase_add_loop_test(tc, no_ring_is_slept_through, 0, 2);
+    tcase_add_test(tc, a_silent_bell_lets_go);
+    tcase_add_test(tc, places_do_not_overlap);
+    tcase_add_loop_test(tc, wrong_links_are_refused_by_name, 0, ARRAY_LEN(wrong_links));
+    tcase_add_test(tc, a_file_cut_short_is_refused);
+    tcase_add_test(tc, a_sound_window_is_read);
+    tcase_add_loop_test(tc, malformed_windows_are_refused_by_name, 0, ARRAY_LEN(wrong_windows));
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
