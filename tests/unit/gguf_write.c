@@ -31,6 +31,22 @@ void write_str(struct gguf_write *w, const char *s)
     write_bytes(w, s, strlen(s));
 }
 
+/* From GPT-2's published bytes_to_unicode(): printable bytes are themselves, the others in their
+ * order U+0100 and up. */
+void write_byte_token(struct gguf_write *w, unsigned byte)
+{
+    unsigned c = 0x100;
+    for (unsigned b = 0; b < byte; b++)
+        c += b < 33 || (b > 126 && b < 161) || b == 173;
+    if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173)) c = byte;
+    char text[3] = {(char)c, 0, 0};
+    if (c >= 0x80) {
+        text[0] = (char)(0xc0 | c >> 6);
+        text[1] = (char)(0x80 | (c & 0x3f));
+    }
+    write_str(w, text);
+}
+
 void write_header(struct gguf_write *w, uint32_t version, uint64_t n_tensors, uint64_t n_keys)
 {
     write_bytes(w, "GGUF", 4);

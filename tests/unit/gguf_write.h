@@ -19,6 +19,8 @@ void write_u8(struct gguf_write *w, uint8_t v);
 void write_u32(struct gguf_write *w, uint32_t v);
 void write_u64(struct gguf_write *w, uint64_t v);
 void write_str(struct gguf_write *w, const char *s);
+/* A byte as GPT-2's vocabularies write it: its printable character, as a string. */
+void write_byte_token(struct gguf_write *w, unsigned byte);
 /* Magic, version and the two counts. */
 void write_header(struct gguf_write *w, uint32_t version, uint64_t n_tensors, uint64_t n_keys);
 void write_key(struct gguf_write *w, const char *key, uint32_t type);

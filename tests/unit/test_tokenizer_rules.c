@@ -29,29 +29,14 @@ struct tiny {
     bool no_merges_key, types_short;
 };
 
-/* GPT-2's printable character of a byte, as UTF-8; from its published bytes_to_unicode(). */
-static void byte_text(unsigned byte, char ret[3])
-{
-    unsigned c = 0x100;
-    for (unsigned b = 0; b < byte; b++)
-        c += b < 33 || (b > 126 && b < 161) || b == 173;
-    if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173)) c = byte;
-    memset(ret, 0, 3);
-    if (c < 0x80) {
-        ret[0] = (char)c;
-    } else {
-        ret[0] = (char)(0xc0 | c >> 6);
-        ret[1] = (char)(0x80 | (c & 0x3f));
-    }
-}
-
 static void write_tokens(struct gguf_write *w, const struct tiny *v, unsigned n_extra)
 {
     write_key_array(w, "tokenizer.ggml.tokens", GGUF_STRING, 256 + n_extra);
     for (unsigned i = 0; i < 256; i++) {
-        char text[3];
-        byte_text(i, text);
-        write_str(w, v->missing_byte && v->missing_byte == (int)i ? "\u20ac" : text);
+        if (v->missing_byte && v->missing_byte == (int)i)
+            write_str(w, "\u20ac");
+        else
+            write_byte_token(w, i);
     }
     for (unsigned i = 0; i < n_extra; i++)
         write_str(w, v->extra[i].text);
