@@ -3,6 +3,8 @@
  * The tokeniser on whole vocabularies. Expected ids come from others:
  * - tests/data/smollm2/tokenizer_cases.json: llama.cpp and Hugging Face's tokenizers (see the
  * README there), on the demo model;
+ * - templates.json and reference.json in the same folder: llama.cpp on whole prompts, up to 3,000
+ *   tokens;
  * - .inp and .out beside llama.cpp's models/ggml-vocab-{gpt-2,mpt,llama-bpe,qwen2,refact,starcoder,
  *   command-r}.gguf, which tests/data/fetch_vocabs fetches;
  * - tests/data/tokenizer_default.json: Hugging Face's tokenizers on ggml-vocab-gpt-neox.gguf, which
@@ -178,6 +180,42 @@ START_TEST(smollm_cases)
 }
 END_TEST
 
+static void check_text(const struct tokenizer *t, size_t row, const json_t *text, bool special,
+                       const json_t *want)
+{
+    ck_assert_ptr_nonnull(want);
+    CLEANUP(ids_fini)
+    struct tokenizer_ids ids =
+        encode(t, json_string_value(text), json_string_length(text), special);
+    check_ids(row, json_string_value(text), &ids, want);
+}
+
+START_TEST(whole_prompts)
+{
+    CLEANUP(gguf_freep) struct gguf *g = NULL;
+    CLEANUP(tokenizer_freep) struct tokenizer *t = NULL;
+    load_model(&g, &t);
+    json_t *templates = read_json("smollm2/templates.json"), *c;
+    size_t i;
+    json_array_foreach(json_object_get(templates, "templates"), i, c)
+        check_text(t, i, json_object_get(c, "rendered"), true, json_object_get(c, "ids"));
+    ck_assert_uint_eq(i, 25);
+    json_t *reference = read_json("smollm2/reference.json");
+    json_array_foreach(json_object_get(reference, "prompts"), i, c)
+    {
+        const json_t *text = json_object_get(c, "text");
+        bool special = json_boolean_value(json_object_get(c, "parse_special"));
+        check_text(t, i, text, special, json_object_get(c, "ids"));
+        check_text(t, i, text, false, json_object_get(c, "ids_without_special"));
+    }
+    ck_assert_uint_eq(i, 12);
+    c = json_object_get(reference, "long");
+    check_text(t, i, json_object_get(c, "text"), false, json_object_get(c, "ids"));
+    json_decref(templates);
+    json_decref(reference);
+}
+END_TEST
+
 START_TEST(default_cases)
 {
     CLEANUP(gguf_freep) struct gguf *g = NULL;
@@ -187,11 +225,7 @@ START_TEST(default_cases)
     size_t i;
     json_array_foreach(json_object_get(json, "cases"), i, c)
     {
-        const json_t *text = json_object_get(c, "text");
-        CLEANUP(ids_fini)
-        struct tokenizer_ids ids =
-            encode(t, json_string_value(text), json_string_length(text), false);
-        check_ids(i, json_string_value(text), &ids, json_object_get(c, "ids"));
+        check_text(t, i, json_object_get(c, "text"), false, json_object_get(c, "ids"));
     }
     ck_assert_uint_gt(i, 50);
     json_decref(json);
@@ -423,6 +457,7 @@ int main(void)
     TCase *tc = tcase_create("tokenizer");
     tcase_set_timeout(tc, 100);
     tcase_add_test(tc, smollm_cases);
+    tcase_add_test(tc, whole_prompts);
     tcase_add_test(tc, default_cases);
     tcase_add_loop_test(tc, vocabulary_cases, 0, ARRAY_LEN(vocabs));
     tcase_add_loop_test(tc, ends_of_generation, 0, ARRAY_LEN(ends));
