@@ -17,8 +17,7 @@
 
 #include "common/log.h"
 #include "common/pool_client.h"
-#include "workerd/head.h"
-#include "workerd/stage.h"
+#include "workerd/lives.h"
 
 enum {
     BEAT_US = 250000,   /* a fortieth of the default worker.stuck_ms */
@@ -38,17 +37,15 @@ struct worker {
     struct gguf *gguf;
     struct stage *stage;
     struct head *head; /* stage 0's, once loaded */
-    struct why *why;   /* of what ends the loop */
+    struct lives lives;
+    struct why *why; /* of what ends the loop */
 
     uint32_t first_layer, n_layers, context;
     char fingerprint[65], variant[32], endpoint[160], status[128];
 
     bool connected, attached, ready, stopping;
     uint64_t attach_number;
-    uint64_t taken_since;  /* when the place was first found taken, or 0 */
-    struct pool_map *pool; /* NULL before the first attach */
-    uint32_t life;         /* of the last link; 0: none yet */
-    bool live;             /* that life is being served */
+    uint64_t taken_since; /* when the place was first found taken, or 0 */
 };
 
 __attribute__((format(printf, 2, 3))) static void status_set(struct worker *w, const char *format,
@@ -70,12 +67,7 @@ static void beat_send(struct worker *w)
 {
     Cistern__Heartbeat beat = CISTERN__HEARTBEAT__INIT;
     beat.phase = w->attached ? PHASE_SERVING : PHASE_STARTING;
-    if (w->attached && w->live) {
-        uint64_t drained = shm_load_u64(&w->pool->page->drained);
-        /* Until the device thread has taken up this life it may still be at an older one. */
-        if (pool_window_life(drained) == w->life) beat.life = w->life;
-        beat.last_window = drained;
-    }
+    if (w->attached) lives_beat(&w->lives, &beat.life, &beat.last_window);
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_HEARTBEAT;
     m.heartbeat = &beat;
@@ -110,8 +102,8 @@ static void attach_send(struct worker *w)
     a.first_layer = w->first_layer;
     a.n_layers = w->n_layers;
     a.geometry = &geometry;
-    a.max_rows = w->config->worker.lanes + w->config->worker.piece;
-    a.max_lanes = w->config->worker.lanes;
+    a.max_rows = w->lives.max_rows;
+    a.max_lanes = w->lives.max_lanes;
     a.n_embd = f->n_embd;
     if (w->head) {
         a.endpoint = w->endpoint;
@@ -137,72 +129,13 @@ static void on_beat(void *arg)
     else if (!w->attached)
         status_set(w, "waiting for poold at %s", w->config->run.dir);
     else
-        status_set(w, w->live ? "serving life %u" : "waiting for the other stages", w->life);
+        status_set(w, w->lives.live ? "serving life %u" : "waiting for the other stages",
+                   w->lives.life);
+    lives_look(&w->lives);
     if (!w->connected) return;
     beat_send(w);
     if (!w->attached && w->attach_number == 0) attach_send(w);
     if (w->head && w->attached) head_tick(w->head);
-}
-
-/* ---- lives ---- */
-
-static void order_give(struct worker *w, struct link *link, int ring)
-{
-    struct stage_order *o = xnew(struct stage_order);
-    *o = (struct stage_order){
-        .life = w->life,
-        .link = link ? link_ref(link) : NULL,
-        .pool = pool_map_ref(w->pool),
-        .ring = ring,
-    };
-    stage_give(w->stage, o);
-}
-
-static void life_over(struct worker *w)
-{
-    if (!w->live) return;
-    w->live = false;
-    order_give(w, NULL, -1);
-    if (w->head) head_life_over(w->head);
-}
-
-static int link_check_fds(const struct worker *w, const struct lifeline_files *f, uint32_t n_fds,
-                          struct why *why)
-{
-    if (!w->pool || f->pool_id != w->pool->pool_id || f->pipeline != w->place.pipeline)
-        return why_set(why, -EPROTO, "it is of another pool or pipeline");
-    if (n_fds != 2) return why_set(why, -EPROTO, "%u descriptors came with it", n_fds);
-    return 0;
-}
-
-static int life_begin(struct worker *w, const struct lifeline_files *f, int *fds, uint32_t n_fds,
-                      struct why *why)
-{
-    const struct model_facts *facts = stage_facts(w->stage);
-    int r = link_check_fds(w, f, n_fds, why);
-    if (r < 0) return r;
-    struct link_want want = {
-        .pool_id = f->pool_id,
-        .pipeline = f->pipeline,
-        .life = f->life,
-        .n_stages = w->config->worker.stages,
-        .max_rows = w->config->worker.lanes + w->config->worker.piece,
-        .max_lanes = w->config->worker.lanes,
-        .n_embd = facts->n_embd,
-    };
-    CLEANUP(link_unrefp) struct link *link = NULL;
-    r = link_map(fds[0], &want, why, &link);
-    if (r < 0) return r;
-    life_over(w);
-    w->life = f->life;
-    w->live = true;
-    bool last = w->place.stage + 1 == w->config->worker.stages;
-    int ring = last ? dup(fds[1]) : -1;
-    if (last && ring < 0) return why_set(why, -errno, "%s", strerror(errno));
-    order_give(w, link, ring);
-    log_info("life %u begins", w->life);
-    if (w->head) head_serve(w->head, w->life, link, TAKE_FD(fds[1]));
-    return 0;
 }
 
 static void fail(struct worker *w, int r, const char *text)
@@ -230,44 +163,11 @@ static void on_lost(void *arg)
     if (w->head) head_pool_lost(w->head);
 }
 
-static int pool_take(struct worker *w, const struct lifeline_files *f, int *fds, uint32_t n_fds,
-                     struct why *why)
-{
-    if (w->pool && w->pool->pool_id == f->pool_id)
-        return 0; /* poold is back with the same memory */
-    const struct model_facts *facts = stage_facts(w->stage);
-    if (!facts || n_fds != POOL_MAP_FDS)
-        return why_set(why, -EPROTO, "poold handed over %u files unasked", n_fds);
-    struct pool_map_want want = {
-        .pool_id = f->pool_id,
-        .pipeline = w->place.pipeline,
-        .stage = w->place.stage,
-        .first_layer = w->first_layer,
-        .n_layers = w->n_layers,
-        .context_tokens = w->context,
-        .block_cells = facts->block_cells,
-        .block_bytes = facts->block_bytes,
-    };
-    struct pool_map *pool = NULL;
-    int r = pool_map_new(fds, &want, why, &pool);
-    if (r < 0) return r;
-    life_over(w);
-    w->life = 0;
-    pool_map_unref(w->pool);
-    w->pool = pool;
-    if (w->head) head_use_pool(w->head, pool);
-    return 0;
-}
-
 static void on_files(void *arg, const struct lifeline_files *f, int *fds, uint32_t n_fds)
 {
     struct worker *w = arg;
     struct why why = {0};
-    int r = 0;
-    if (f->kind == LIFELINE_POOL)
-        r = pool_take(w, f, fds, n_fds, &why);
-    else if (f->kind == LIFELINE_LINK && f->life > w->life)
-        r = life_begin(w, f, fds, n_fds, &why);
+    int r = lives_files(&w->lives, f, fds, n_fds, &why);
     for (uint32_t i = 0; i < n_fds; i++)
         closep(&fds[i]);
     if (r < 0) fail(w, r, why.text);
@@ -275,7 +175,7 @@ static void on_files(void *arg, const struct lifeline_files *f, int *fds, uint32
 
 static void on_attached(struct worker *w, const Cistern__Attached *m)
 {
-    if (!w->pool || w->pool->pool_id != m->pool_id)
+    if (!w->lives.pool || w->lives.pool->pool_id != m->pool_id)
         return fail(w, -EPROTO, "poold answered the attach without handing over its files");
     w->attached = true;
     w->taken_since = 0;
@@ -309,33 +209,10 @@ static void on_refused_message(struct worker *w, uint64_t number, const Cistern_
     if (!attach_again(w, m->code)) fail(w, -EPROTO, m->text);
 }
 
-/* Another worker at the same place: then the death is of its predecessor, and a new link is on its
- * way or here. */
-static bool has_successor(const struct worker *w, const Cistern__Died *m)
-{
-    const struct pool_process *p = pool_processes(w->pool->control);
-    for (uint32_t i = 0; i < POOL_PROCESSES_MAX; i++) {
-        uint64_t incarnation = shm_load_u64(&p[i].incarnation);
-        if (incarnation && incarnation != m->incarnation && p[i].role == POOL_ROLE_WORKER &&
-            p[i].pipeline == m->pipeline && p[i].stage == m->stage)
-            return true;
-    }
-    return false;
-}
-
 static void on_died(struct worker *w, const Cistern__Died *m)
 {
-    if (m->role == POOL_ROLE_GATEWAY && w->head) return head_gateway_died(w->head, m->incarnation);
-    if (m->role != POOL_ROLE_WORKER || m->pipeline != w->place.pipeline || !w->live) return;
-    if (!has_successor(w, m)) life_over(w);
-}
-
-/* A message of an older life may come after the link of a newer one: they travel apart. */
-static void on_pipeline(struct worker *w, const Cistern__Pipeline *m)
-{
-    if (m->pipeline != w->place.pipeline || m->life < w->life) return;
-    uint32_t all = (UINT32_C(1) << w->config->worker.stages) - 1;
-    if ((m->attached & all) != all) life_over(w);
+    if (m->role == POOL_ROLE_WORKER) lives_died(&w->lives, m->incarnation);
+    if (m->role == POOL_ROLE_GATEWAY && w->head) head_gateway_died(w->head, m->incarnation);
 }
 
 static void on_message(void *arg, const Cistern__Envelope *m)
@@ -351,9 +228,6 @@ static void on_message(void *arg, const Cistern__Envelope *m)
         return;
     case CISTERN__ENVELOPE__BODY_DIED:
         on_died(w, m->died);
-        return;
-    case CISTERN__ENVELOPE__BODY_PIPELINE:
-        on_pipeline(w, m->pipeline);
         return;
     default:
         return;
@@ -400,7 +274,9 @@ static int head_start(struct worker *w)
         .drained = on_drained,
         .arg = w,
     };
-    return head_new(&setup, w->why, &w->head);
+    int r = head_new(&setup, w->why, &w->head);
+    if (r == 0) w->lives.head = w->head;
+    return r;
 }
 
 /* The model is loaded, or the device thread has taken up a life. */
@@ -458,7 +334,20 @@ static int stage_start(struct worker *w)
         .news = on_news,
         .arg = w,
     };
-    return stage_new(w->loop, &setup, w->why, &w->stage);
+    int r = stage_new(w->loop, &setup, w->why, &w->stage);
+    if (r < 0) return r;
+    w->lives = (struct lives){
+        .pipeline = w->place.pipeline,
+        .stage = w->place.stage,
+        .n_stages = c->worker.stages,
+        .first_layer = w->first_layer,
+        .n_layers = w->n_layers,
+        .context = w->context,
+        .max_rows = setup.want.max_rows,
+        .max_lanes = setup.want.max_lanes,
+        .device = w->stage,
+    };
+    return 0;
 }
 
 static int model_open(struct worker *w)
@@ -540,7 +429,7 @@ int worker_run(const struct config *config, const struct worker_place *place, st
         _exit(r < 0);
     }
     stage_free(w.stage);
-    pool_map_unref(w.pool);
+    lives_fini(&w.lives);
     gguf_free(w.gguf);
     loop_free(w.loop);
     return r;
