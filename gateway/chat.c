@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "gateway/bytebuf.h"
 #include "gateway/template/template.h"
 
 struct chat_format {
@@ -109,20 +110,17 @@ static int part_text(const json_t *part, struct place at, struct fault *fault, c
 /* Parts become one string, a line each, since templates of text models take strings. */
 static int join_parts(const json_t *parts, size_t message, struct fault *fault, json_t **ret)
 {
-    char *text = NULL;
-    size_t bytes = 0;
+    struct bytebuf text = {0};
     int r = 0;
-    CLEANUP(fclosep) FILE *f = open_memstream(&text, &bytes);
-    if (!f) abort();
     for (size_t i = 0; r == 0 && i < json_array_size(parts); i++) {
         const json_t *part = NULL;
         r = part_text(json_array_get(parts, i), place_of_part(message, i), fault, &part);
-        if (r == 0 && i > 0) (void)fputc('\n', f);
-        if (r == 0) (void)fwrite(json_string_value(part), 1, json_string_length(part), f);
+        if (r < 0) break;
+        if (i > 0) bytebuf_add(&text, "\n", 1);
+        bytebuf_add(&text, json_string_value(part), json_string_length(part));
     }
-    if (fflush(f) != 0) abort(); /* memory alone can fail here */
-    if (r == 0) *ret = json_stringn(text, bytes);
-    free(text);
+    if (r == 0) *ret = json_stringn(bytebuf_bytes(&text), bytebuf_size(&text));
+    bytebuf_fini(&text);
     return r;
 }
 

@@ -145,10 +145,12 @@ static void on_pipeline(struct pipelines *ps, const Cistern__Pipeline *m)
         drop_head(p);
         if (m->head && m->endpoint[0]) take_head(p, m->head, m->endpoint);
     }
-    p->alive = m->ready && p->head;
+    bool alive = m->ready && p->head;
+    if (alive != p->alive)
+        log_info("pipeline %u: %s, life %u", p->id,
+                 alive ? "all stages are there" : "a stage is missing", m->life);
+    p->alive = alive;
     ps->were_ready |= pipeline_is_ready(p);
-    log_info("pipeline %u: %s, life %u", p->id, m->ready ? "all stages are there" : "not ready",
-             m->life);
     ps->events.changed(ps->events.arg);
 }
 

@@ -130,6 +130,10 @@ void routes_serve(void *arg, struct exchange *x)
         reply_fault(x, &fault);
         return;
     }
+    if (strcmp(exchange_path(x), "*") == 0 && strcmp(exchange_method(x), "OPTIONS") == 0) {
+        exchange_answer(x, &(struct answer){.status = 204, .allow = "GET, HEAD, POST, OPTIONS"});
+        return;
+    }
     for (unsigned i = 0; i < ARRAY_LEN(routes); i++) {
         if (!path_matches(&routes[i], exchange_path(x))) continue;
         exchange_set_route(x, i);
