@@ -46,14 +46,13 @@ missing_packages() {
     done
 }
 
-apt_get() { # log, arguments...
-    log=$1
-    shift
+# POSIX shell has no local names: these are nobody else's.
+apt_get() { # arguments; output to $apt_log
     if [ "$(id -u)" -eq 0 ]; then
-        DEBIAN_FRONTEND=noninteractive apt-get -y -q "$@" >>"$log" 2>&1 </dev/null
+        DEBIAN_FRONTEND=noninteractive apt-get -y -q "$@" >>"$apt_log" 2>&1 </dev/null
     else
         # shellcheck disable=SC2024 # the log is ours, not root's
-        sudo DEBIAN_FRONTEND=noninteractive apt-get -y -q "$@" >>"$log" 2>&1
+        sudo DEBIAN_FRONTEND=noninteractive apt-get -y -q "$@" >>"$apt_log" 2>&1
     fi
 }
 
@@ -67,11 +66,11 @@ install_packages() {
     [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null ||
         die "missing packages, and neither root nor sudo to install them: apt-get install $missing"
     say "installing $missing"
-    log=$(mktemp "${TMPDIR:-/tmp}/cistern-apt.XXXXXX")
+    apt_log=$(mktemp "${TMPDIR:-/tmp}/cistern-apt.XXXXXX")
     # shellcheck disable=SC2086,SC2015 # one word a package; either failure is the same failure
-    apt_get "$log" update && apt_get "$log" install --no-install-recommends $missing ||
-        die "apt-get cannot install $missing: $(grep -m1 '^E:' "$log" || echo "see $log")"
-    rm -f "$log"
+    apt_get update && apt_get install --no-install-recommends $missing ||
+        die "apt-get cannot install $missing: $(grep -m1 '^E:' "$apt_log" || echo "see $apt_log")"
+    rm -f "$apt_log"
 }
 
 # ---- the build
@@ -80,20 +79,20 @@ PROGRAMS="poold/poold workerd/workerd gateway/gateway"
 
 # Nothing is printed and nobody is asked when the build stands: ninja itself knows.
 build_release() {
-    log=build/build.log
+    build_log=build/build.log
     # shellcheck disable=SC2086
-    [ -f build/build.ninja ] && ninja -C build $PROGRAMS >"$log" 2>&1 && return
+    [ -f build/build.ninja ] && ninja -C build $PROGRAMS >"$build_log" 2>&1 && return
     install_packages build
     if [ ! -f build/build.ninja ]; then
         mkdir -p build && : >build/made-by-demo
         say "configuring build/"
-        meson setup build --buildtype=release -Dtests=disabled >"$log" 2>&1 ||
-            die "meson cannot configure build/: $(grep -m1 ERROR "$log" || echo "see $log")"
+        meson setup build --buildtype=release -Dtests=disabled >"$build_log" 2>&1 ||
+            die "meson cannot configure build/: $(grep -m1 ERROR "$build_log" || echo "see $build_log")"
     fi
-    say "building (about a minute; $log)"
+    say "building (about a minute; $build_log)"
     # shellcheck disable=SC2086
-    ninja -C build $PROGRAMS >"$log" 2>&1 ||
-        die "the build failed: $(grep -m1 -E 'error|FAILED' "$log" || echo "see $log")"
+    ninja -C build $PROGRAMS >"$build_log" 2>&1 ||
+        die "the build failed: $(grep -m1 -E 'error|FAILED' "$build_log" || echo "see $build_log")"
 }
 
 # ---- the demo model
