@@ -25,6 +25,7 @@ struct worker_facts {
     uint64_t *pending; /* numbers of its operations without an answer */
     size_t n_pending;
     uint32_t sent_life; /* the last link that this poold sent it */
+    uint32_t strays;    /* beats in a row that named another life than the pipeline's */
 };
 
 struct pipeline_state {

@@ -13,7 +13,12 @@
 #include "common/log.h"
 #include "poold/daemon.h"
 
-enum { PAGE_BYTES = 4096, PHASE_SERVING = 2, RESUME_US = 60000000 };
+enum {
+    PAGE_BYTES = 4096,
+    PHASE_SERVING = 2,    /* of a heartbeat */
+    RESUME_US = 60000000, /* that a waiting row is kept for its gateway */
+    STRAY_BEATS = 4,      /* beats in another life before a new one is made: about a second */
+};
 
 static struct pool_pipeline *record(const struct daemon *d, uint32_t pipeline)
 {
@@ -197,10 +202,12 @@ void pipeline_heartbeat(struct daemon *d, struct process *who, const Cistern__En
     who->life = m->heartbeat->life;
     who->last_window = m->heartbeat->last_window;
     if (!f || !f->answered || !who->placed || !d->pool) return;
-    /* Back after poold's restart in the middle of handing out a life that it never got. */
-    if (who->phase == PHASE_SERVING && who->life != record(d, f->pipeline)->life &&
-        f->sent_life != record(d, f->pipeline)->life)
-        d->pipeline[f->pipeline].needs_life = true;
+    /* Back after poold's restart in the middle of handing out a life that it never got. One beat
+     * proves nothing: it may have been on its way since before the attach. */
+    uint32_t life = record(d, f->pipeline)->life;
+    bool stray = who->phase == PHASE_SERVING && who->life != life && f->sent_life != life;
+    f->strays = stray ? f->strays + 1 : 0;
+    if (f->strays >= STRAY_BEATS) d->pipeline[f->pipeline].needs_life = true;
     pipeline_update(d, f->pipeline);
 }
 
@@ -223,13 +230,13 @@ void pipeline_reset(struct daemon *d, struct process *who, const Cistern__Envelo
 
 /* ---- deaths ---- */
 
-static void tell_died(struct daemon *d, const struct process *who)
+static void tell_died(struct daemon *d, const struct process *who, bool was_placed)
 {
     Cistern__Died died = CISTERN__DIED__INIT;
     died.incarnation = who->incarnation;
     died.role = who->role;
-    died.pipeline = who->pipeline;
-    died.stage = who->stage;
+    died.pipeline = was_placed ? who->pipeline : UINT32_MAX;
+    died.stage = was_placed ? who->stage : UINT32_MAX;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_DIED;
     m.died = &died;
@@ -252,12 +259,12 @@ void pipeline_death(struct daemon *d, struct process *who)
             pool_close_orphans(d->pool, &o);
         }
         who->placed = false;
-        tell_died(d, who);
+        tell_died(d, who, true);
         pipeline_update(d, who->pipeline);
     } else {
         if (who->role == POOL_ROLE_GATEWAY && d->pool)
             pool_give_up_waiting(d->pool, who->incarnation, 0);
-        tell_died(d, who);
+        tell_died(d, who, false);
     }
 }
 

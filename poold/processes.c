@@ -342,6 +342,7 @@ int process_record(struct process *w, struct segment *s)
     if (i < 0) return -EMFILE;
     w->record = i;
     struct pool_process *r = &s->processes[i];
+    if (r->incarnation == w->incarnation) return 0; /* it kept its record over poold's restart */
     *r = (struct pool_process){
         .start_time = w->start_time,
         .pid = w->pid,
