@@ -15,6 +15,8 @@
 
 enum {
     HELLO_US = 1000000, /* a head that did not answer is asked again after this time */
+    /* Beyond pool.attach_ms: by then a poold that came back has killed who did not attach. */
+    SETTLE_MORE_US = 1000000,
     /* Prompt and generated tokens go in one message, with room for its other fields. */
     CONTEXT_MAX = MSG_MAX_BYTES / 4 - 1024,
     LANES_MAX = 4096,
@@ -26,7 +28,9 @@ struct pipelines {
     uint64_t self;
     const char *fingerprint;
     struct pipelines_events events;
-    struct loop_source *hello_timer;
+    struct loop_source *hello_timer, *settle_timer;
+    uint64_t settle_us; /* how long a poold that came back may not know everybody */
+    bool settling;
     struct pipeline at[POOL_PIPELINES_MAX];
     bool tied, were_ready;
     uint32_t context_tokens, n_ctx_train;
@@ -44,7 +48,6 @@ static void say_hello(struct pipeline *p)
     m.number = ++p->of->number;
     m.body_case = CISTERN__ENVELOPE__BODY_HELLO;
     m.hello = &hello;
-    p->hello_us = now_us();
     (void)msg_client_send(p->client, &m); /* asked again by the timer */
     (void)loop_set_timer(p->of->hello_timer, HELLO_US, 0);
 }
@@ -133,6 +136,23 @@ static void take_head(struct pipeline *p, uint64_t head, const char *endpoint)
 
 /* ---- poold ------------------------------------------------------------------------------- */
 
+/* What poold says of a pipeline holds from now on. */
+static void apply(struct pipeline *p, uint64_t head, const char *endpoint, bool ready)
+{
+    struct pipelines *ps = p->of;
+    p->doubted = false;
+    if (p->head != head) {
+        drop_head(p);
+        if (head && endpoint[0]) take_head(p, head, endpoint);
+    }
+    bool alive = ready && p->head;
+    if (alive != p->alive)
+        log_info("pipeline %u: %s", p->id, alive ? "all stages are there" : "a stage is missing");
+    p->alive = alive;
+    ps->were_ready |= pipeline_is_ready(p);
+    ps->events.changed(ps->events.arg);
+}
+
 static void on_pipeline(struct pipelines *ps, const Cistern__Pipeline *m)
 {
     if (m->pipeline >= POOL_PIPELINES_MAX) {
@@ -141,17 +161,22 @@ static void on_pipeline(struct pipelines *ps, const Cistern__Pipeline *m)
         return;
     }
     struct pipeline *p = &ps->at[m->pipeline];
-    if (p->head != m->head) {
-        drop_head(p);
-        if (m->head && m->endpoint[0]) take_head(p, m->head, m->endpoint);
+    bool other = m->head && m->head != p->head;
+    if (!ps->settling || !p->head || m->ready || other) {
+        apply(p, m->head, m->endpoint, m->ready);
+        return;
     }
-    bool alive = m->ready && p->head;
-    if (alive != p->alive)
-        log_info("pipeline %u: %s, life %u", p->id,
-                 alive ? "all stages are there" : "a stage is missing", m->life);
-    p->alive = alive;
-    ps->were_ready |= pipeline_is_ready(p);
-    ps->events.changed(ps->events.arg);
+    p->doubted = true;
+    p->doubt_head = m->head;
+}
+
+/* Workers that are well have attached to the new poold by now. */
+static void on_settled(void *arg)
+{
+    struct pipelines *ps = arg;
+    ps->settling = false;
+    for (size_t i = 0; i < ARRAY_LEN(ps->at); i++)
+        if (ps->at[i].doubted) apply(&ps->at[i], ps->at[i].doubt_head, "", false);
 }
 
 static void on_died(struct pipelines *ps, const Cistern__Died *m)
@@ -198,6 +223,7 @@ static void on_pool_connected(void *arg)
     int r = pool_client_send(ps->pool, &m);
     if (r < 0) log_error("cannot attach to poold: %s", strerror(-r));
     ps->tied = r == 0;
+    (void)loop_set_timer(ps->settle_timer, ps->settling ? ps->settle_us : 0, 0);
     ps->events.changed(ps->events.arg);
 }
 
@@ -206,6 +232,8 @@ static void on_pool_lost(void *arg)
 {
     struct pipelines *ps = arg;
     ps->tied = false;
+    ps->settling = true;
+    (void)loop_set_timer(ps->settle_timer, 0, 0);
     log_warn("poold is gone; what runs goes on");
     ps->events.changed(ps->events.arg);
 }
@@ -274,7 +302,9 @@ int pipelines_new(struct loop *l, const struct config *c, const char *fingerprin
     ps->events = *events;
     for (uint32_t i = 0; i < ARRAY_LEN(ps->at); i++)
         ps->at[i] = (struct pipeline){.id = i, .of = ps};
+    ps->settle_us = (uint64_t)c->pool.attach_ms * 1000 + SETTLE_MORE_US;
     int r = loop_add_timer(l, on_hello_timer, ps, &ps->hello_timer);
+    if (r == 0) r = loop_add_timer(l, on_settled, ps, &ps->settle_timer);
     if (r < 0) return why_set(why, r, "cannot make a timer: %s", strerror(-r));
     struct pool_client_events pool_events = {
         .connected = on_pool_connected,
@@ -297,6 +327,7 @@ void pipelines_free(struct pipelines *ps)
         msg_client_free(ps->at[i].client);
     pool_client_free(ps->pool);
     loop_remove(ps->hello_timer);
+    loop_remove(ps->settle_timer);
     if (ps->control) (void)munmap(ps->control, ps->control_bytes);
     free(ps);
 }

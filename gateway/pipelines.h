@@ -18,14 +18,14 @@ struct pipelines;
 
 struct pipeline {
     uint32_t id;
-    bool alive; /* poold: all stages are attached and beat */
-    bool known; /* its head answered, and serves our model */
-    uint64_t head;
+    bool alive;                /* poold: all stages are attached and beat */
+    bool known;                /* its head answered, and serves our model */
+    bool doubted;              /* a poold that has just come back does not know it yet */
+    uint64_t head, doubt_head; /* doubt_head: what that poold says when doubted */
     uint32_t n_lanes, context_tokens, n_ctx_train;
     uint32_t load; /* requests that were given to it and are not finished; whoever gives counts */
     struct msg_client *client; /* to its head */
     struct pipelines *of;
-    uint64_t hello_us; /* when it was last asked what it serves */
 };
 
 static inline bool pipeline_is_ready(const struct pipeline *p) { return p->alive && p->known; }
