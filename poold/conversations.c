@@ -39,22 +39,14 @@ static void reserve(struct pool *p, uint32_t row, uint32_t from, uint32_t to)
         shm_store_u64(&table[i], pool_chunk_take(p));
 }
 
-/* Cells to reserve for a prompt: itself and one growth unit, at most the context. */
-static uint32_t open_entries(const struct pool *p, uint32_t n_tokens)
+/* Cells to reserve for a prompt: itself and one growth unit, or what was asked for, at most the
+ * context. */
+static uint32_t open_entries(const struct pool *p, const struct pool_open *ask)
 {
     const struct pool_header *h = p->seg->h;
-    uint64_t cells = (uint64_t)n_tokens + (uint64_t)h->grow_chunks * h->chunk_cells;
+    uint64_t cells = ask->n_tokens + (uint64_t)h->grow_chunks * h->chunk_cells;
+    cells = max_u64(cells, ask->max_cells);
     return pool_entries_for(p, min_u64(cells, h->geometry.context_tokens));
-}
-
-/* A cut inside a chunk that others hold too would let two write it: it falls back to the chunk's
- * beginning. */
-static uint32_t cut_point(const struct pool *p, uint32_t row, uint32_t cells)
-{
-    uint32_t c = p->seg->h->chunk_cells;
-    if (cells % c == 0 || cells / c >= segment_body(p->seg, row)->n_entries) return cells;
-    uint32_t chunk = pool_entry_chunk(segment_table(p->seg, row)[cells / c]);
-    return p->refs[chunk] > 1 ? cells / c * c : cells;
 }
 
 /* A body that is bound to the asker's lane. b: what the row is now, or a new conversation's. */
@@ -84,12 +76,21 @@ static uint32_t tail_gain(const struct pool *p, uint32_t row, uint32_t from)
     return n;
 }
 
-/* Begins a new conversation that shares the whole chunks below common with source. */
+/* The entry whose beginning a fork copies: the source's own, or the one that it was to copy itself.
+ */
+static uint64_t chunk_of_match(const struct pool *p, uint32_t source, uint32_t i)
+{
+    const struct pool_body *b = segment_body(p->seg, source);
+    return i < b->n_entries ? segment_table((struct segment *)p->seg, source)[i] : b->copy_entry;
+}
+
+/* Begins a new conversation that shares the whole chunks below common with source; the beginning of
+ * the partly common one is for the stages to copy. */
 static int open_new(struct pool *p, const struct pool_open *ask, uint32_t source, uint32_t common,
                     uint32_t *ret_row)
 {
-    uint32_t c = p->seg->h->chunk_cells, shared = source == PLAN_NOBODY ? 0 : common / c;
-    uint32_t entries = open_entries(p, ask->n_tokens), row = 0;
+    uint32_t c = p->seg->h->chunk_cells, shared = common / c, rest = common % c;
+    uint32_t entries = open_entries(p, ask), row = 0;
     /* The source is spared as a whole: it is the most wanted conversation there is. When that
      * leaves too little room it is neither spared nor shared. */
     int r = plan_has_row(p, source, ask->may_wait);
@@ -111,28 +112,34 @@ static int open_new(struct pool *p, const struct pool_open *ask, uint32_t source
         .base = shared * c,
         .n_entries = entries,
     };
+    if (rest) {
+        b.copy_entry = chunk_of_match(p, source, shared);
+        b.copy_cells = rest;
+        p->refs[pool_entry_chunk(b.copy_entry)]++;
+    }
     bind(p, ask, row, b);
-    if (shared) touch(p, source);
+    if (common) touch(p, source);
     *ret_row = row;
     return 0;
 }
 
 /* Takes a cached or waiting conversation over: what it has beyond the common cells goes first. */
-static int open_over(struct pool *p, const struct pool_open *ask, uint32_t row, uint32_t common,
+static int open_over(struct pool *p, const struct pool_open *ask, uint32_t row, uint32_t cells,
                      uint32_t *ret_row)
 {
-    uint32_t cells = cut_point(p, row, common);
     if (cells == 0) return open_new(p, ask, PLAN_NOBODY, 0, ret_row);
     uint32_t have = pool_entries_for(p, cells);
-    uint32_t entries = max_u32(open_entries(p, ask->n_tokens), have);
-    uint32_t need = entries - have, tail = tail_gain(p, row, have);
+    uint32_t entries = max_u32(open_entries(p, ask), have);
+    uint32_t tail = tail_gain(p, row, have);
+    /* One more than it seems: a cut inside a shared chunk wants another one to copy into. */
+    uint32_t need = entries - have + (cells % p->seg->h->chunk_cells != 0);
     int r = need > tail ? plan_room(p, need - tail, row, ask->may_wait) : 0;
     if (r < 0) return r;
     const struct pool_body *old = segment_body(p->seg, row);
-    if (cells < old->base || have < old->n_entries) pool_cut(p, row, cells, old->state, NULL);
-    reserve(p, row, have, entries);
+    if (cells < pool_cached_cells(old) || have < old->n_entries)
+        pool_cut(p, row, cells, old->state, NULL);
     struct pool_body b = *segment_body(p->seg, row);
-    b.base = cells;
+    reserve(p, row, b.n_entries, entries);
     b.n_entries = entries;
     bind(p, ask, row, b);
     *ret_row = row;
@@ -173,16 +180,29 @@ int pool_open_row(struct pool *p, const struct pool_open *ask, uint32_t *ret_row
     if (resumes(p, ask)) {
         const struct pool_body *b = segment_body(p->seg, ask->resume_row);
         if (b->state == POOL_CLOSING && ask->may_wait) return -EAGAIN;
-        uint32_t limit = min_u32(b->base, ask->n_tokens - 1);
+        uint32_t limit = min_u32(pool_cached_cells(b), ask->n_tokens - 1);
         if (b->state == POOL_WAITING)
             return open_over(p, ask, ask->resume_row,
                              match_common(p, ask->resume_row, ask->tokens, limit), ret_row);
     }
     struct match m = match_best(p, ask, ask->may_wait);
     if (m.row == PLAN_NOBODY) return open_new(p, ask, PLAN_NOBODY, 0, ret_row);
-    if (m.closing) return -EAGAIN;
-    if (takes_over(p, &m)) return open_over(p, ask, m.row, m.cells, ret_row);
+    if (m.state == POOL_CLOSING) return -EAGAIN;
+    if (m.state == POOL_IDLE && takes_over(p, &m))
+        return open_over(p, ask, m.row, m.cells, ret_row);
     return open_new(p, ask, m.row, m.cells, ret_row);
+}
+
+/* The entry that the row was copied from, once every stage's word has passed the copied cells: the
+ * row no longer names it. 0: there is none, or it is still needed. */
+static uint64_t take_copied(const struct pool *p, uint32_t row, struct pool_body *b)
+{
+    uint64_t entry = b->copy_entry;
+    if (!entry || pool_valid_cells(p, row) < pool_cached_cells(b)) return 0;
+    b->base +=
+        b->copy_cells; /* complete in the row's own chunk: what a folded lease may count on */
+    b->copy_entry = b->copy_cells = 0;
+    return entry;
 }
 
 int pool_grow(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to_cells)
@@ -197,10 +217,32 @@ int pool_grow(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to
     if (r < 0) return r;
     reserve(p, seen.row, b.n_entries, entries);
     b.n_entries = entries;
+    uint64_t copied = take_copied(p, seen.row, &b);
     b.op_incarnation = op.incarnation;
     b.op_number = op.number;
     segment_commit(p->seg, seen.row, &b);
+    if (copied) pool_chunk_put(p, pool_entry_chunk(copied));
     touch(p, seen.row);
+    return 0;
+}
+
+/* An active row that is cut inside a shared chunk gets another one to copy into, counted in by a
+ * second commit: the first one alone is a row that is whole, and shorter. */
+static int truncate_row(struct pool *p, struct op_id op, uint32_t row, uint32_t cells)
+{
+    uint32_t state = segment_body(p->seg, row)->state;
+    int r = state == POOL_ACTIVE ? plan_room(p, 1, PLAN_NOBODY, true) : 0;
+    if (r < 0) return r;
+    pool_cut(p, row, cells, state, state == POOL_ACTIVE ? NULL : &op);
+    if (state != POOL_ACTIVE) return 0;
+    struct pool_body b = *segment_body(p->seg, row);
+    if (b.copy_entry) {
+        reserve(p, row, b.n_entries, b.n_entries + 1);
+        b.n_entries++;
+    }
+    b.op_incarnation = op.incarnation;
+    b.op_number = op.number;
+    segment_commit(p->seg, row, &b);
     return 0;
 }
 
@@ -212,9 +254,9 @@ int pool_truncate(struct pool *p, struct op_id op, struct row_seen seen, uint32_
     const struct pool_body *b = segment_body(p->seg, seen.row);
     if (b->state != POOL_ACTIVE && b->state != POOL_IDLE) return -ESTALE;
     if (b->state == POOL_ACTIVE && !pool_drained(p, b->pipeline, last_window)) return -EAGAIN;
-    uint32_t cells = min_u32(to_cells, pool_valid_cells(p, seen.row));
-    pool_cut(p, seen.row, cut_point(p, seen.row, cells), b->state, &op);
-    return 0;
+    uint32_t cells = min_u32(to_cells, b->state == POOL_ACTIVE ? pool_valid_cells(p, seen.row)
+                                                               : pool_cached_cells(b));
+    return truncate_row(p, op, seen.row, cells);
 }
 
 int pool_close_row(struct pool *p, const struct pool_close *ask)
@@ -296,6 +338,7 @@ void pool_give_up_waiting(struct pool *p, uint64_t gateway, uint64_t before_us)
     for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
         bool gone = gateway ? b->gateway == gateway : p->seg->rows[row].last_use < before_us;
-        if (b->state == POOL_WAITING && gone) pool_cut(p, row, b->base, POOL_IDLE, NULL);
+        if (b->state == POOL_WAITING && gone)
+            pool_cut(p, row, pool_cached_cells(b), POOL_IDLE, NULL);
     }
 }

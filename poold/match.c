@@ -5,44 +5,58 @@
  */
 #include "poold/match.h"
 
+/* The chunk of entry i, or of what is still to be copied behind the last one; 0: there is none. */
+static uint32_t chunk_at(const struct pool *p, uint32_t row, const struct pool_body *b, uint32_t i)
+{
+    if (i < b->n_entries) return pool_entry_chunk(segment_table(p->seg, row)[i]);
+    return i == b->base / p->seg->h->chunk_cells ? pool_entry_chunk(b->copy_entry) : 0;
+}
+
 uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens, uint32_t limit)
 {
     const struct pool_body *b = segment_body(p->seg, row);
-    const uint64_t *table = segment_table(p->seg, row);
-    uint32_t chunk_cells = p->seg->h->chunk_cells;
-    uint32_t n = min_u32(limit, b->n_entries * chunk_cells), i = 0;
-    while (i < n) {
-        const uint32_t *cell =
-            p->cells + (uint64_t)pool_entry_chunk(table[i / chunk_cells]) * chunk_cells;
-        uint32_t end = min_u32(n - i, chunk_cells);
+    uint32_t chunk_cells = p->seg->h->chunk_cells, i = 0;
+    while (i < limit) {
+        uint32_t chunk = chunk_at(p, row, b, i / chunk_cells);
+        if (chunk == 0) break;
+        const uint32_t *cell = p->cells + (uint64_t)chunk * chunk_cells;
+        uint32_t end = min_u32(limit - i, chunk_cells);
         for (uint32_t k = 0; k < end; k++)
             if ((cell[k] & ~POOL_TOKEN_GENERATED) != tokens[i + k]) return i + k;
         i += end;
     }
-    return n;
+    return i;
 }
 
-/* What a row will keep: an idle row's base, and of a closing one what is valid so far. */
+/* Cells that a row has to offer: of one that is not idle, what is complete so far. */
 static uint32_t row_cells(const struct pool *p, uint32_t row, const struct pool_body *b)
 {
-    if (b->state == POOL_IDLE) return b->base;
-    return min_u32(b->keep, pool_valid_cells(p, row));
+    if (b->state == POOL_IDLE) return pool_cached_cells(b);
+    uint32_t valid = pool_valid_cells(p, row);
+    return b->state == POOL_CLOSING ? min_u32(b->keep, valid) : valid;
+}
+
+static bool offers(const struct pool_body *b, const struct pool_open *ask, bool closing)
+{
+    if (b->salt != ask->salt) return false;
+    return b->state == POOL_IDLE || b->state == POOL_ACTIVE ||
+           (closing && b->state == POOL_CLOSING);
 }
 
 struct match match_best(const struct pool *p, const struct pool_open *ask, bool closing)
 {
     struct match best = {.row = UINT32_MAX};
+    uint64_t best_use = 0;
     if (ask->n_tokens < 2) return best;
     for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
-        bool may = b->state == POOL_IDLE || (closing && b->state == POOL_CLOSING);
-        if (!may || b->salt != ask->salt) continue;
+        if (!offers(b, ask, closing)) continue;
         uint32_t valid = row_cells(p, row, b);
         uint32_t n = match_common(p, row, ask->tokens, min_u32(valid, ask->n_tokens - 1));
-        uint64_t used = p->seg->rows[row].last_use;
-        if (n == 0 || n < best.cells) continue;
-        if (n == best.cells && used <= p->seg->rows[best.row].last_use) continue;
-        best = (struct match){row, n, valid, b->state == POOL_CLOSING};
+        uint64_t use = b->state == POOL_IDLE ? p->seg->rows[row].last_use : 0;
+        if (n == 0 || n < best.cells || (n == best.cells && use <= best_use)) continue;
+        best = (struct match){row, n, valid, b->state};
+        best_use = use;
     }
     return best;
 }

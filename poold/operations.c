@@ -56,6 +56,7 @@ static int open_from(const Cistern__Open *o, const struct worker_facts *f, struc
         .lane = o->lane,
         .tokens = ret->tokens,
         .n_tokens = (uint32_t)n,
+        .max_cells = o->max_cells,
         .salt = o->salt,
         .arrival = o->arrival,
         .gateway = o->gateway,
@@ -134,6 +135,7 @@ static void answer_row(struct daemon *d, const struct op_id *id, uint32_t row, C
     answer.n_entries = b->n_entries;
     answer.lane = b->lane;
     answer.arrival = b->arrival;
+    answer.copy_cells = b->copy_cells;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_ROW;
     m.row = &answer;

@@ -36,15 +36,19 @@ static uint32_t candidates(const struct pool *p, uint32_t spare, struct candidat
     return n;
 }
 
+/* Entries that a row can give back: its table's, and the one to copy from as a last one. */
+static uint32_t n_holds(const struct pool_body *b) { return b->n_entries + (b->copy_entry != 0); }
+
 /* Chunks that would be free if the row were cut to keep entries: those whose last holder in the
  * plan's copy of the counts this row is. */
 static uint32_t gain(struct pool *p, uint32_t row, uint32_t *keep, uint32_t want)
 {
+    const struct pool_body *b = segment_body(p->seg, row);
     const uint64_t *table = segment_table(p->seg, row);
     uint32_t gained = 0;
     while (*keep > 0 && gained < want) {
-        uint32_t chunk = pool_entry_chunk(table[*keep - 1]);
-        if (--p->scratch[chunk] == 0) gained++;
+        uint64_t entry = *keep > b->n_entries ? b->copy_entry : table[*keep - 1];
+        if (--p->scratch[pool_entry_chunk(entry)] == 0) gained++;
         --*keep;
     }
     return gained;
@@ -71,13 +75,13 @@ int plan_room(struct pool *p, uint32_t need, uint32_t spare, bool may_wait)
     uint32_t n = candidates(p, spare, c);
     memcpy(p->scratch, p->refs, ((size_t)h->n_chunks + 1) * sizeof(*p->refs));
     for (; used < n && gained < want; used++) {
-        keep[used] = segment_body(p->seg, c[used].row)->n_entries;
+        keep[used] = n_holds(segment_body(p->seg, c[used].row));
         gained += gain(p, c[used].row, &keep[used], want - gained);
     }
     if (gained < want) return may_wait && closing_chunks(p) >= want - gained ? -EAGAIN : -ENOSPC;
     for (uint32_t i = 0; i < used; i++) {
         const struct pool_body *b = segment_body(p->seg, c[i].row);
-        p->evictions[c[i].rank] += b->n_entries - keep[i];
+        p->evictions[c[i].rank] += n_holds(b) - keep[i];
         uint32_t cells = min_u32(b->base, keep[i] * h->chunk_cells);
         pool_cut(p, c[i].row, cells, POOL_IDLE, NULL);
     }

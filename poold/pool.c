@@ -32,7 +32,8 @@ static bool row_is_sane(const struct segment *s, uint32_t row)
     const struct pool_body *b = segment_body(s, row);
     const struct pool_header *h = s->h;
     if (b->state > POOL_IDLE || b->n_entries > h->table_entries ||
-        b->base > b->n_entries * h->chunk_cells || b->pipeline >= POOL_PIPELINES_MAX)
+        b->base > b->n_entries * h->chunk_cells || b->copy_cells >= h->chunk_cells ||
+        b->pipeline >= POOL_PIPELINES_MAX)
         return false;
     for (uint32_t i = 0; i < b->n_entries; i++) {
         uint32_t chunk = pool_entry_chunk(segment_table((struct segment *)s, row)[i]);
@@ -92,7 +93,7 @@ void pool_free(struct pool *p)
     free(p);
 }
 
-static void chunk_put(struct pool *p, uint32_t chunk)
+void pool_chunk_put(struct pool *p, uint32_t chunk)
 {
     assert(chunk > 0 && p->refs[chunk] > 0);
     if (--p->refs[chunk] == 0) p->free[p->n_free++] = chunk;
@@ -140,30 +141,49 @@ bool pool_drained(const struct pool *p, uint32_t pipeline, uint64_t window)
     return true;
 }
 
+uint32_t pool_cached_cells(const struct pool_body *b) { return b->base + b->copy_cells; }
+
+/* The body that a cut to n_cells gives, as far as its length goes. */
+static void shorten(const struct pool *p, uint32_t row, uint32_t n_cells, struct pool_body *b)
+{
+    uint32_t c = p->seg->h->chunk_cells, k = n_cells / c, rest = n_cells % c;
+    const uint64_t *table = segment_table((struct segment *)p->seg, row);
+    bool from_copy = b->copy_entry && b->n_entries == b->base / c && k == b->n_entries;
+    bool shared = rest && k < b->n_entries && p->refs[pool_entry_chunk(table[k])] > 1;
+    if (!rest || !(from_copy || shared)) {
+        b->base = n_cells;
+        b->n_entries = pool_entries_for(p, n_cells);
+        b->copy_entry = b->copy_cells = 0;
+        return;
+    }
+    b->base = k * c;
+    b->n_entries = k;
+    if (shared) b->copy_entry = table[k];
+    b->copy_cells = rest;
+}
+
 /* Order of a cut: the commit that counts entries out, then the trash chunk in their place, then the
- * chunks are free. */
+ * chunks are free. A chunk that stays as the one to copy from keeps its reference. */
 void pool_cut(struct pool *p, uint32_t row, uint32_t n_cells, uint32_t to, const struct op_id *op)
 {
     struct pool_body b = *segment_body(p->seg, row);
     uint32_t before = b.n_entries;
-    uint64_t copy = b.copy_entry;
-    uint64_t *table = segment_table(p->seg, row);
+    uint64_t old_copy = b.copy_entry, *table = segment_table(p->seg, row);
+    shorten(p, row, n_cells, &b);
     b.lease++;
-    b.base = n_cells;
-    b.n_entries = pool_entries_for(p, n_cells);
     b.state = n_cells || to == POOL_ACTIVE ? to : POOL_FREE;
-    b.copy_entry = b.copy_cells = 0;
     b.last_window = b.keep = b.resume = 0;
     if (b.state == POOL_FREE || b.state == POOL_IDLE) b.gateway = 0;
     if (op) b.op_incarnation = op->incarnation, b.op_number = op->number;
     assert(b.n_entries <= before);
+    if (b.copy_entry) p->refs[pool_entry_chunk(b.copy_entry)]++;
     segment_commit(p->seg, row, &b);
     for (uint32_t i = b.n_entries; i < before; i++) {
         uint32_t chunk = pool_entry_chunk(table[i]);
         shm_store_u64(&table[i], 0);
-        chunk_put(p, chunk);
+        pool_chunk_put(p, chunk);
     }
-    if (copy) chunk_put(p, pool_entry_chunk(copy));
+    if (old_copy) pool_chunk_put(p, pool_entry_chunk(old_copy));
 }
 
 void pool_count(const struct pool *p, struct pool_counts *ret)
@@ -181,8 +201,10 @@ void pool_count(const struct pool *p, struct pool_counts *ret)
         ret->rows[b->state]++;
         if (b->state == POOL_FREE) continue;
         uint32_t *count = (uint32_t *)((char *)ret + of_state[b->state]);
-        for (uint32_t i = 0; i < b->n_entries; i++) {
-            uint32_t chunk = pool_entry_chunk(segment_table(p->seg, row)[i]);
+        for (uint32_t i = 0; i <= b->n_entries; i++) { /* the last one: what is to be copied */
+            uint64_t entry = i < b->n_entries ? segment_table(p->seg, row)[i] : b->copy_entry;
+            uint32_t chunk = pool_entry_chunk(entry);
+            if (chunk == 0) continue;
             if (p->refs[chunk] == 1)
                 ++*count;
             else if (p->scratch[chunk]++ == 0)

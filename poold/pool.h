@@ -47,6 +47,7 @@ struct pool_open {
     uint32_t pipeline, lane;
     const uint32_t *tokens;
     uint32_t n_tokens;
+    uint32_t max_cells; /* cells to reserve, when more than the prompt and a growth unit; 0: no */
     uint64_t salt, arrival, gateway;
     bool resume; /* take row resume_row of resume_generation over, if it still waits */
     uint32_t resume_row;
@@ -109,11 +110,16 @@ void pool_count(const struct pool *p, struct pool_counts *ret);
 
 /* ---- for plan.c, match.c and conversations.c ---- */
 
-/* Shortens a row to n_cells of valid length: commits, gives chunks back, frees the row at 0. to:
- * the state that it gets. op may be NULL. */
+/* Shortens a row to n_cells: commits, gives chunks back, frees the row at 0. to: the state that it
+ * gets. op may be NULL. A cut inside a chunk that others hold too gives that chunk up and names it
+ * as the one to copy the beginning from. */
 void pool_cut(struct pool *p, uint32_t row, uint32_t n_cells, uint32_t to, const struct op_id *op);
+/* Cells that a row that is not active can offer: its base, and what is still to be copied. */
+uint32_t pool_cached_cells(const struct pool_body *b);
 /* The entry of a chunk off the free list, its generation raised. There must be one. */
 uint64_t pool_chunk_take(struct pool *p);
+/* One reference less; the last one frees it. */
+void pool_chunk_put(struct pool *p, uint32_t chunk);
 uint32_t pool_entries_for(const struct pool *p, uint64_t cells);
 
 #endif

@@ -131,7 +131,7 @@ static uint32_t cached(uint32_t first, uint32_t n)
 
 static void check_invariants(void)
 {
-    uint32_t refs[CHUNKS + 1] = {0}, n_free = 0;
+    uint32_t refs[CHUNKS + 1] = {0}, copies[CHUNKS + 1] = {0}, n_free = 0;
     for (uint32_t row = 0; row < ROWS; row++) {
         const struct pool_body *b = body(row);
         const uint64_t *table = segment_table(pool->seg, row);
@@ -146,15 +146,20 @@ static void check_invariants(void)
         for (uint32_t i = n; i < pool->seg->h->table_entries; i++)
             ck_assert_uint_eq(table[i], 0);
         if (b->state == POOL_IDLE) ck_assert_uint_eq(n, (b->base + C - 1) / C);
+        if (b->state == POOL_FREE) continue;
+        ck_assert_uint_eq(b->copy_entry == 0, b->copy_cells == 0);
+        if (b->copy_entry) ck_assert_uint_eq(b->base % C, 0);
+        if (b->copy_entry) copies[pool_entry_chunk(b->copy_entry)]++;
     }
     for (uint32_t chunk = 1; chunk <= CHUNKS; chunk++) {
-        ck_assert_uint_eq(refs[chunk], pool->refs[chunk]);
-        n_free += refs[chunk] == 0;
+        ck_assert_uint_eq(refs[chunk] + copies[chunk], pool->refs[chunk]);
+        n_free += pool->refs[chunk] == 0;
     }
     ck_assert_uint_eq(n_free, pool->n_free);
     for (uint32_t row = 0; row < ROWS; row++) { /* who will write has the chunk alone */
         const struct pool_body *b = body(row);
-        for (uint32_t i = b->base / C; b->state == POOL_ACTIVE && i < b->n_entries; i++)
+        for (uint32_t i = pool_valid_cells(pool, row) / C;
+             b->state == POOL_ACTIVE && i < b->n_entries; i++)
             ck_assert_uint_eq(refs[pool_entry_chunk(segment_table(pool->seg, row)[i])], 1);
     }
     struct pool_counts counts;
@@ -263,16 +268,71 @@ START_TEST(a_shared_chunk_outlives_its_first_holder)
 }
 END_TEST
 
-START_TEST(a_cut_inside_a_shared_chunk_falls_back_to_its_beginning)
+START_TEST(a_cut_inside_a_shared_chunk_names_it_as_the_one_to_copy)
 {
-    uint32_t old = cached(100, 80), row;
-    ck_assert_int_eq(open_prompt(100, 34, 0, &row), 0); /* borrows chunks 0 and 1 */
+    uint32_t old = cached(100, 80), row, next;
+    ck_assert_int_eq(open_prompt(100, 34, 0, &row), 0); /* shares chunks 0 and 1 */
     compute(row, 100, 34);
     close_row(row, UINT32_MAX);
-    /* 20 cells are common; row is the nearer one to cut, but its chunk 1 is old's too */
+    uint64_t entry = segment_table(pool->seg, row)[1];
     ck_assert_int_eq(pool_truncate(pool, next_op(), seen(row), 20, 0), 0);
     ck_assert_uint_eq(body(row)->base, 16);
+    ck_assert_uint_eq(body(row)->copy_entry, entry);
+    ck_assert_uint_eq(body(row)->copy_cells, 4);
     ck_assert_uint_eq(body(old)->base, 80);
+    check_invariants();
+    restart(); /* what is to be copied is in the row: the next poold knows it too */
+    check_invariants();
+    ck_assert_int_eq(pool_drop(pool, old, body(old)->generation), 0);
+    ck_assert_int_eq(open_prompt(100, 25, 0, &next), 0);
+    ck_assert_uint_eq(next, row);
+    ck_assert_uint_eq(pool_cached_cells(body(row)), 20);
+    check_invariants();
+}
+END_TEST
+
+START_TEST(a_fork_of_a_living_conversation_shares_only_what_is_complete)
+{
+    uint32_t living, fork;
+    ck_assert_int_eq(open_prompt(100, 60, 0, &living), 0);
+    compute(living, 100, 40); /* its prompt is still being read */
+    ck_assert_int_eq(open_prompt(100, 60, 0, &fork), 0);
+    ck_assert_uint_ne(fork, living);
+    ck_assert_uint_eq(body(fork)->base, 32);
+    ck_assert_uint_eq(body(fork)->copy_cells, 8);
+    ck_assert_uint_eq(body(fork)->copy_entry, segment_table(pool->seg, living)[2]);
+    check_invariants();
+}
+END_TEST
+
+START_TEST(what_was_copied_is_let_go_when_every_word_has_passed_it)
+{
+    uint32_t old = cached(100, 80), fork;
+    ck_assert_int_eq(open_prompt(100, 25, 0, &fork), 0); /* 16 shared, 8 to copy */
+    uint32_t source = pool_entry_chunk(body(fork)->copy_entry);
+    ck_assert_int_eq(pool_grow(pool, next_op(), seen(fork), 50), 0);
+    ck_assert_uint_eq(pool->refs[source], 2); /* no stage has copied yet */
+    compute(fork, 100, 25);
+    ck_assert_int_eq(pool_grow(pool, next_op(), seen(fork), 70), 0);
+    ck_assert_uint_eq(pool->refs[source], 1);
+    ck_assert_uint_eq(body(fork)->copy_entry, 0);
+    close_row(fork, UINT32_MAX);
+    ck_assert_uint_eq(body(fork)->base, 25);
+    ck_assert_uint_eq(body(old)->base, 80);
+    check_invariants();
+}
+END_TEST
+
+START_TEST(a_copy_that_a_death_interrupted_stays_to_be_made)
+{
+    (void)cached(100, 80);
+    uint32_t fork, again;
+    ck_assert_int_eq(open_prompt(100, 25, 0, &fork), 0); /* 16 shared, 8 to copy */
+    close_row(fork, UINT32_MAX);                         /* no word of its lease */
+    ck_assert_uint_eq(body(fork)->base, 16);
+    check_invariants();
+    ck_assert_int_eq(open_prompt(100, 25, 0, &again), 0);
+    ck_assert_uint_eq(pool_cached_cells(body(again)), 24);
     check_invariants();
 }
 END_TEST
@@ -382,7 +442,7 @@ START_TEST(those_shorter_than_a_block_give_back_first)
     pool->seg->rows[small].last_use = 9;
     pool->seg->rows[big].last_use = 1;
     ck_assert_int_eq(open_prompt(500, 100, 0, &row), 0); /* wants 8 */
-    ck_assert_uint_eq(row, small); /* its record was free again */
+    ck_assert_uint_eq(row, small);                       /* its record was free again */
     ck_assert_uint_eq(body(big)->base, 64);
     ck_assert_uint_eq(pool->evictions[0], 1);
     check_invariants();
@@ -407,7 +467,7 @@ END_TEST
 START_TEST(chunks_that_others_hold_are_no_gain)
 {
     uint32_t old = cached(100, 80), row, big;           /* 5 chunks */
-    ck_assert_int_eq(open_prompt(100, 34, 0, &row), 0); /* shares 2, has 2 of its own; 5 free */
+    ck_assert_int_eq(open_prompt(100, 33, 0, &row), 0); /* shares 2, has 2 of its own; 5 free */
     pool->seg->rows[old].last_use = 1;
     ck_assert_int_eq(open_prompt(500, 112, 0, &big), 0); /* wants 8: old gives its own 3 */
     ck_assert_uint_eq(body(old)->base, 32);
@@ -602,7 +662,10 @@ int main(void)
     tcase_add_loop_test(t, a_prompt_finds_its_cached_beginning, 0, ARRAY_LEN(matches));
     tcase_add_test(t, another_salt_shares_nothing);
     tcase_add_test(t, a_shared_chunk_outlives_its_first_holder);
-    tcase_add_test(t, a_cut_inside_a_shared_chunk_falls_back_to_its_beginning);
+    tcase_add_test(t, a_cut_inside_a_shared_chunk_names_it_as_the_one_to_copy);
+    tcase_add_test(t, a_fork_of_a_living_conversation_shares_only_what_is_complete);
+    tcase_add_test(t, what_was_copied_is_let_go_when_every_word_has_passed_it);
+    tcase_add_test(t, a_copy_that_a_death_interrupted_stays_to_be_made);
     tcase_add_loop_test(t, the_valid_length_is_the_least_of_the_words, 0, ARRAY_LEN(lengths));
     tcase_add_test(t, a_closing_row_keeps_its_chunks_until_its_window_has_drained);
     tcase_add_test(t, a_dead_stage_is_not_waited_for);
