@@ -371,7 +371,8 @@ void openai_model(struct gateway *g, struct exchange *x)
         reply_json(x, 200, model_json(g));
         return;
     }
-    (void)fault_set(&fault, FAULT_MODEL, "model", "There is no such model here; it is called '%s'.",
-                    g->model.name);
+    (void)fault_set(&fault, FAULT_MODEL, "model",
+                    "There is no model '%.64s' here; the one that is served is called '%.128s'.",
+                    id, g->model.name);
     reply_fault(x, &fault);
 }
