@@ -153,7 +153,8 @@ void pool_client_free(struct pool_client *c)
     loop_remove(c->retry);
     loop_remove(c->readable);
     msg_client_free(c->msg);
-    closep(&c->sock);
+    /* The lifeline is left to the kernel, which closes it when the process is gone: poold kills a
+     * worker whose lifeline closes, and would kill one that is in the middle of an orderly end. */
     free(c->endpoint);
     free(c);
 }
