@@ -26,9 +26,21 @@ def demo_model():
     return path
 
 
+def make_tiny(folder, seed):
+    path = folder / f"tiny-{seed}.gguf"
+    command = [sys.executable, ROOT / "tests/data/make_tiny.py", path, "--mix", "mixed"]
+    command += ["--layers", "4", "--context", "2048", "--seed", str(seed)]
+    subprocess.run(command, check=True)
+    return path
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A random model of the demo model's kind, small enough for every story."""
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    subprocess.run([sys.executable, ROOT / "tests/data/make_tiny.py", path], check=True)
-    return path
+    return make_tiny(tmp_path_factory.mktemp("model"), 1)
+
+
+@pytest.fixture(scope="session")
+def other_tiny_model(tmp_path_factory):
+    """The same shape, other weights."""
+    return make_tiny(tmp_path_factory.mktemp("model"), 2)

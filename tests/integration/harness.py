@@ -177,9 +177,11 @@ class Cistern:
             section, name = key.split(".", 1)
             sections.setdefault(section, []).append(f"{name} = {value}")
         text = "".join(f"[{s}]\n" + "\n".join(lines) + "\n\n" for s, lines in sections.items())
+        # Renamed into place: a program started just before may be reading it.
         path = self.folder / "cistern.conf"
-        path.write_text(text)
-        return path
+        new = path.with_suffix(".new")
+        new.write_text(text)
+        return new.rename(path)
 
     def launch(self, program, *arguments, name=None):
         """Starts a program; does not wait for it."""
