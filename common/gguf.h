@@ -71,13 +71,15 @@ struct gguf_view {
 
 struct gguf;
 
+/* -EPROTO: not a sound GGUF file; -ENOTSUP: a version or tensor type that isn't known; -EINVAL: not
+ * a regular file; -ENOMEM; or what open and mmap said. */
 int gguf_open(const char *path, struct why *why, struct gguf **ret);
 void gguf_free(struct gguf *g);
 static inline void gguf_freep(struct gguf **g) { gguf_free(*g); }
 const char *gguf_path(const struct gguf *g);
 
 /* Each: 0, -ENOENT (no such key) or -EPROTO (another type, or out of the range of the result).
- * gguf_u64 takes any unsigned or non-negative signed integer type. */
+ * gguf_u64 takes any unsigned or non-negative signed integer type, gguf_f64 those and any float. */
 int gguf_u64(const struct gguf *g, const char *key, uint64_t *ret);
 int gguf_f64(const struct gguf *g, const char *key, double *ret);
 int gguf_bool(const struct gguf *g, const char *key, bool *ret);
