@@ -10,6 +10,13 @@
     static int filter_##name(struct render *r, struct value in, const struct args *args,           \
                              struct value *ret)
 
+/* jinja2's filters here take anything false for an empty list, None too. */
+static int items_if_any(struct render *r, struct value in, struct list *ret)
+{
+    *ret = (struct list){0};
+    return value_truth(in) ? value_items(r, in, ret) : 0;
+}
+
 /* A part of digits is an index. */
 static int path_part(struct render *r, struct value v, const struct str *part, struct value *ret)
 {
@@ -70,7 +77,7 @@ FILTER(map)
 {
     struct mapping m;
     struct list items, *out;
-    int e = value_items(r, in, &items);
+    int e = items_if_any(r, in, &items);
     if (e == 0 && items.n) e = mapping_from(r, args, &m); /* jinja2 looks when it needs to, too */
     if (e == 0) e = list_new(r, items.n, &out);
     for (uint32_t i = 0; e == 0 && i < items.n; i++) {
@@ -91,7 +98,7 @@ static int choose(struct render *r, struct value in, const struct args *args, bo
 {
     struct list items, *out;
     struct args rest = *args;
-    int e = value_items(r, in, &items);
+    int e = items_if_any(r, in, &items);
     if (e == 0) e = list_new(r, items.n, &out);
     if (e < 0) return e;
     out->n = 0;
