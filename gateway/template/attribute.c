@@ -31,8 +31,8 @@ static struct value loop_attribute(const struct loop *l, const struct str *name)
     if (str_is(name, "first")) return value_bool(i == 0);
     if (str_is(name, "last")) return value_bool(i == n - 1);
     if (str_is(name, "length")) return value_int(n);
-    if (str_is(name, "depth")) return value_int(l->depth + 1);
-    if (str_is(name, "depth0")) return value_int(l->depth);
+    if (str_is(name, "depth")) return value_int(1); /* only recursive loops go deeper */
+    if (str_is(name, "depth0")) return value_int(0);
     if (str_is(name, "previtem")) return neighbour(l, i - 1);
     if (str_is(name, "nextitem")) return neighbour(l, i + 1);
     return value_undefined(name);
@@ -45,6 +45,7 @@ int value_attribute(struct render *r, struct value v, const struct str *name, st
     if (m) return bind_method(r, v, m, ret);
     *ret = value_undefined(name);
     if (v.kind == VALUE_LOOP) *ret = loop_attribute(v.loop, name);
+    if (v.kind == VALUE_MACRO && str_is(name, "name")) *ret = macro_name(v.macro);
     if (v.kind == VALUE_CYCLER && str_is(name, "current")) *ret = v.iter->list.items[v.iter->at];
     if (v.kind != VALUE_DICT && v.kind != VALUE_NAMESPACE) return 0;
     struct value *found;

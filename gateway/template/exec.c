@@ -112,10 +112,7 @@ static int exec_for(struct render *r, const struct node *n, struct frame *f)
         e = scope_new(r, f->scope, &inner.scope);
         return e < 0 ? e : exec(r, n->kids[1], &inner, &flow);
     }
-    loop->depth = r->loop_depth++;
-    e = run_loop(r, n, f, loop);
-    r->loop_depth--;
-    return e;
+    return run_loop(r, n, f, loop);
 }
 
 static int exec_set(struct render *r, const struct node *n, struct frame *f)
@@ -328,14 +325,17 @@ static int bind_rest(struct render *r, const struct signature *s, const struct a
 int macro_call(struct render *r, const struct macro *m, const struct args *args, struct value *ret)
 {
     struct frame f = {0};
-    uint32_t line = r->line, loops = r->loop_depth;
+    uint32_t line = r->line;
     int e = scope_new(r, m->closure, &f.scope);
     if (e == 0) e = bind_rest(r, m->signature, args, &f);
     if (e == 0) e = bind_named(r, m->signature, args, &f);
     if (e == 0) e = bind_parameters(r, m->signature, args, &f);
-    r->loop_depth = 0;
     if (e == 0) e = capture(r, m->body, f.scope, ret);
-    r->loop_depth = loops;
     r->line = line;
     return e;
+}
+
+struct value macro_name(const struct macro *m)
+{
+    return m->name ? value_str(m->name) : (struct value){.kind = VALUE_NONE};
 }

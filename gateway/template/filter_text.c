@@ -162,7 +162,7 @@ FILTER(indent)
 
 static int separator(struct render *r, struct value v, const char *missing, const struct str **ret)
 {
-    *ret = v.kind == VALUE_STR ? v.str : str_lit(&r->arena, missing);
+    *ret = v.kind == VALUE_STR ? v.str : str_new(&r->arena, missing, strlen(missing), true);
     return *ret ? 0 : -E2BIG;
 }
 

@@ -354,8 +354,19 @@ static int parse_generation(struct parser *p, struct node *n)
 
 static int parse_print(struct parser *p, struct node *n)
 {
-    struct tuple_rules rules = {0};
-    return parse_tuple(p, &rules, &n->a);
+    struct kids kids = {0};
+    struct node *all = node_new(p, NODE_CONCAT, NULL);
+    int r = all ? 0 : -E2BIG;
+    while (r == 0 && p->at->kind != TOKEN_BLOCK_END) {
+        const struct node *part;
+        if (kids.n && (r = expect_op(p, ",")) < 0) return r;
+        r = parse_expression(p, &part);
+        if (r == 0) r = kids_push(p, &kids, part, 0);
+    }
+    if (r < 0) return r;
+    kids_into(&kids, all);
+    n->a = all;
+    return 0;
 }
 
 static int parse_nothing(struct parser *p, struct node *n)

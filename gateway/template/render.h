@@ -18,7 +18,6 @@ struct render {
     struct dict *trusted;
     int64_t now_s;
     uint32_t line; /* of the statement under way */
-    uint32_t loop_depth;
 };
 
 /* Return err after writing "line N: ..." */
@@ -92,6 +91,9 @@ int value_negate(struct render *r, struct value v, struct value *ret);
 
 int value_call(struct render *r, struct value f, const struct args *args, struct value *ret);
 int macro_call(struct render *r, const struct macro *m, const struct args *args, struct value *ret);
+
+/* None for the caller of a call block. */
+struct value macro_name(const struct macro *m);
 
 struct method {
     const char *name;

@@ -383,7 +383,8 @@ static int hash(struct render *r, struct value v, uint32_t *ret)
         *ret = h + v.kind;
         return 0;
     }
-    int e = render_enter(r);
+    int e = render_step(r, 1);
+    if (e == 0) e = render_enter(r);
     if (e < 0) return e;
     for (uint32_t i = 0; e == 0 && i < v.list->n; i++) {
         uint32_t item;

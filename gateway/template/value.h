@@ -105,7 +105,6 @@ struct joiner {
 struct loop {
     struct list list;
     uint32_t i;
-    uint32_t depth; /* for-loops around this one */
     bool changed_once;
     struct value last_changed; /* of loop.changed() */
 };

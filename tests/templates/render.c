@@ -12,8 +12,8 @@ static json_t *spans_of(const struct rendered *out)
 {
     json_t *spans = json_array();
     for (size_t i = 0; i < out->n_spans; i++)
-        json_array_append_new(spans, json_pack("[I,b]", (json_int_t)out->spans[i].bytes,
-                                               out->spans[i].from_value));
+        json_array_append_new(
+            spans, json_pack("[I,b]", (json_int_t)out->spans[i].bytes, out->spans[i].from_value));
     return spans;
 }
 
@@ -28,9 +28,9 @@ static json_t *answer(const json_t *ask)
                                 .now_s = json_integer_value(json_object_get(ask, "now"))};
     int r = chat_template_new(json_string_value(source), json_string_length(source), &why, &t);
     if (r == 0) r = chat_template_render(t, &in, &why, &out);
-    json_t *ret = r < 0 ? json_pack("{si,ss}", "error", r, "why", why.text)
-                        : json_pack("{ss%,so}", "text", out.text, out.bytes, "spans",
-                                    spans_of(&out));
+    json_t *ret = r < 0
+                      ? json_pack("{si,ss}", "error", r, "why", why.text)
+                      : json_pack("{ss%,so}", "text", out.text, out.bytes, "spans", spans_of(&out));
     chat_template_free(t);
     rendered_fini(&out);
     return ret;
