@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Design section 5: a token row's bits depend on the tokens before it and its position alone. Each
+ * row's logits are hashed whole and compared, so one bit that differs anywhere shows. Tiny random
+ * models (tests/data/make_tiny.py) cover weight types and shapes; the demo model covers real sizes.
+ * Arguments: the folder of the tiny models; "demo" for the demo model in their place.
+ */
+#include <check.h>
+#include <string.h>
+
+#include "tests/numerics/rig.h"
+
+enum {
+    IDS = 1100,     /* over four softmax segments of 256 cells, and over several chunks */
+    COUNT_MAX = 19, /* rows at once: more than twice what shares registers in any variant, + 3 */
+    OFFSET_MAX = 20,
+    TIMEOUT_S = 600,
+    CHUNK = 64, /* a small one, so that rows and segments cross many */
+};
+
+struct subject {
+    const char *file; /* NULL: the demo model */
+    enum model_precision precision;
+    uint32_t kv;
+    uint32_t n_ids, count_max; /* how much of it the time allows */
+    uint32_t layers;
+};
+
+static const struct subject tinies[] = {
+    {"q4_1",  MODEL_INT8,    POOL_KV_F16, IDS, COUNT_MAX, 4},
+    {"q4_0",  MODEL_INT8,    POOL_KV_F16, IDS, COUNT_MAX, 4},
+    {"q8_0",  MODEL_INT8,    POOL_KV_F16, IDS, COUNT_MAX, 4},
+    {"f16",   MODEL_INT8,    POOL_KV_F32, IDS, COUNT_MAX, 4},
+    {"f32",   MODEL_INT8,    POOL_KV_F16, IDS, COUNT_MAX, 4},
+    {"mixed", MODEL_INT8,    POOL_KV_F16, IDS, COUNT_MAX, 4},
+    {"mixed", MODEL_FLOAT32, POOL_KV_F32, IDS, COUNT_MAX, 4},
+};
+static const struct subject demo[] = {
+    {NULL, MODEL_INT8, POOL_KV_F16, 300, 4, 30},
+};
+
+static const char *folder;
+static const struct subject *subjects;
+static int n_subjects;
+static uint32_t ids[IDS];
+static uint64_t expected[IDS]; /* the hash of each row of the whole prompt, read at once */
+
+struct hashes {
+    uint64_t at[IDS];
+    uint32_t n;
+};
+
+static uint64_t hash_of(const float *logits, uint32_t n)
+{
+    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a's constants, by words */
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &logits[i], sizeof(bits));
+        h = (h ^ bits) * UINT64_C(0x100000001b3);
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static void add_hash(void *arg, uint32_t lane, uint32_t row, const float *logits, uint32_t n)
+{
+    struct hashes *h = arg;
+    (void)lane;
+    (void)row;
+    for (uint32_t i = 0; i < n; i++)
+        ck_assert_msg(logits[i] == logits[i], "a logit is not a number");
+    h->at[h->n++] = hash_of(logits, n);
+}
+
+static struct rig_want want_of(const struct subject *s)
+{
+    static char path[4096];
+    (void)snprintf(path, sizeof(path), "%s/tiny_%s.gguf", folder, s->file ? s->file : "");
+    return (struct rig_want){
+        .path = s->file ? path : NULL,
+        .precision = s->precision,
+        .kv = s->kv,
+        .context_tokens = 2048,
+        .chunk_cells = CHUNK,
+        .max_rows = IDS,
+        .n_threads = 1,
+    };
+}
+
+static void fill_ids(const struct rig *r, uint32_t seed)
+{
+    for (uint32_t i = 0; i < IDS; i++)
+        ids[i] = (seed + i * 7919 + i * i * 31) % r->facts.n_vocab;
+}
+
+/* Reads tokens [from, from + n) of ids at the chat's end in one piece and adds their hashes. */
+static void read_rows(struct rig *r, struct rig_chat *c, uint32_t n, struct hashes *h)
+{
+    if (n > 0) (void)rig_read(r, c, ids + c->n_cells, n, n, WINDOW_ALL, add_hash, h);
+}
+
+static void check_rows(const struct hashes *h, uint32_t from, const char *what)
+{
+    for (uint32_t i = 0; i < h->n; i++)
+        ck_assert_msg(h->at[i] == expected[from + i], "%s: row %u differs", what, from + i);
+}
+
+static void expect_whole(const struct subject *s)
+{
+    struct rig_want want = want_of(s);
+    struct rig *r = rig_new(&want);
+    struct rig_chat *c = rig_chat_new(r);
+    static struct hashes h;
+    h.n = 0;
+    fill_ids(r, 1);
+    read_rows(r, c, s->n_ids, &h);
+    memcpy(expected, h.at, sizeof(expected));
+    for (uint32_t i = 1; i < s->n_ids; i++)
+        ck_assert_msg(expected[i] != expected[i - 1], "row %u: the logits don't change", i);
+    rig_chat_free(c);
+    rig_free(r);
+}
+
+/* The whole prompt in pieces of changing length, some of one row, on a rig that differs in
+ * something. */
+static void check_pieces(const struct rig_want *want, const struct subject *s, const char *what)
+{
+    struct rig *r = rig_new(want);
+    struct rig_chat *c = rig_chat_new(r);
+    static struct hashes h;
+    h.n = 0;
+    rig_fill(r, 0xff);
+    for (uint32_t i = 0; c->n_cells < s->n_ids; i++) {
+        uint32_t n = i % 3 == 0 ? 1 : 1 + i * i * 13 % 97;
+        read_rows(r, c, min_u32(n, s->n_ids - c->n_cells), &h);
+    }
+    check_rows(&h, 0, what);
+    rig_chat_free(c);
+    rig_free(r);
+}
+
+START_TEST(any_number_of_rows_at_any_offset)
+{
+    const struct subject *s = &subjects[_i];
+    static const char *const variants[] = {"avx512", "avx2", "plain"};
+    expect_whole(s);
+    for (size_t v = 0; v < ARRAY_LEN(variants); v++) {
+        if (!rig_has_variant(variants[v])) continue;
+        struct rig_want want = want_of(s);
+        want.variant = variants[v];
+        struct rig *r = rig_new(&want);
+        for (uint32_t n = 1; n <= s->count_max; n++)
+            for (uint32_t offset = 0; offset <= OFFSET_MAX; offset += s->file ? 1 : 10) {
+                struct rig_chat *c = rig_chat_new(r);
+                static struct hashes h;
+                h.n = 0;
+                read_rows(r, c, offset, &h);
+                read_rows(r, c, n, &h);
+                check_rows(&h, 0, variants[v]);
+                rig_chat_free(c);
+                r->next_chunk = 1;
+            }
+        rig_free(r);
+    }
+}
+END_TEST
+
+START_TEST(variants_and_pieces)
+{
+    const struct subject *s = &subjects[_i];
+    static const char *const variants[] = {"avx512", "avx2", "plain"};
+    expect_whole(s);
+    for (size_t v = 0; v < ARRAY_LEN(variants); v++) {
+        struct rig_want want = want_of(s);
+        want.variant = variants[v];
+        if (rig_has_variant(variants[v])) check_pieces(&want, s, variants[v]);
+    }
+}
+END_TEST
+
+START_TEST(threads_and_stages)
+{
+    const struct subject *s = &subjects[_i];
+    expect_whole(s);
+    for (uint32_t n = 1; n <= 3; n++) {
+        struct rig_want want = want_of(s);
+        want.n_threads = n;
+        want.no_spin = n == 3;
+        check_pieces(&want, s, "threads");
+    }
+    for (uint32_t n = 2; n <= RIG_STAGES_MAX; n += 2) {
+        struct rig_want want = want_of(s);
+        want.n_stages = n;
+        want.n_threads = 1;
+        check_pieces(&want, s, "stages");
+    }
+}
+END_TEST
+
+START_TEST(chunks_of_any_size)
+{
+    const struct subject *s = &subjects[_i];
+    expect_whole(s);
+    for (uint32_t chunk = 32; chunk <= 512; chunk *= 4) {
+        struct rig_want want = want_of(s);
+        want.chunk_cells = chunk;
+        check_pieces(&want, s, "chunks");
+    }
+}
+END_TEST
+
+/* Lanes that join one after the other, one of them always with a piece of a prompt, the others with
+ * a row each, all reading the same ids: every row must be what it is alone. */
+static void crowd_window(struct rig *r, struct rig_chat **c, uint32_t n_lanes, uint32_t n_ids,
+                         uint32_t step, struct hashes *h)
+{
+    struct window_lane l[RIG_LANES_MAX];
+    uint32_t tokens[IDS] = {0}, at[RIG_LANES_MAX], n = 0, used = 0;
+    for (uint32_t i = 0; i < n_lanes; i++) {
+        uint32_t rows = i == step % n_lanes ? 1 + step * 7 % 40 : 1;
+        rows = min_u32(rows, n_ids - c[i]->n_cells);
+        if (rows == 0) continue;
+        at[n] = c[i]->n_cells;
+        memcpy(tokens + used, ids + at[n], rows * sizeof(*ids));
+        used += rows;
+        l[n++] = rig_lane(r, c[i], rows, WINDOW_ALL);
+    }
+    h->n = 0;
+    rig_run(r, l, n, tokens, add_hash, h);
+    for (uint32_t i = 0, k = 0; i < n; i++)
+        for (uint32_t j = 0; j < l[i].n_rows; j++, k++)
+            ck_assert_msg(h->at[k] == expected[at[i] + j], "step %u: row %u of lane %u differs",
+                          step, at[i] + j, i);
+}
+
+START_TEST(crowd_equals_alone)
+{
+    const struct subject *s = &subjects[_i];
+    struct rig_want want = want_of(s);
+    static struct hashes h;
+    struct rig_chat *c[RIG_LANES_MAX];
+    expect_whole(s);
+    want.n_threads = 2;
+    struct rig *r = rig_new(&want);
+    rig_fill(r, 0xff);
+    for (uint32_t i = 0; i < RIG_LANES_MAX; i++)
+        c[i] = rig_chat_new(r);
+    for (uint32_t step = 0; step < (s->file ? 60 : 16); step++)
+        crowd_window(r, c, min_u32(1 + step / 2, RIG_LANES_MAX), s->n_ids, step, &h);
+    for (uint32_t i = 0; i < RIG_LANES_MAX; i++)
+        rig_chat_free(c[i]);
+    rig_free(r);
+}
+END_TEST
+
+static uint8_t *chunk_at(struct rig *r, uint32_t stage, uint32_t run, uint32_t chunk, size_t *bytes)
+{
+    struct pool_arena *a = r->arena[stage];
+    *bytes = a->chunk_cells / a->block_cells * a->run[run].block_bytes;
+    return (uint8_t *)a + a->run[run].off + chunk * *bytes;
+}
+
+/* The row at position `at`, read again. */
+static uint64_t row_again(struct rig *r, struct rig_chat *c, uint32_t at)
+{
+    struct hashes h = {.n = 0};
+    c->n_cells = at;
+    read_rows(r, c, 1, &h);
+    return h.at[0];
+}
+
+/* Of one head's values: a single one can vanish in the rounding to int8 that follows. */
+static void turn_signs(uint8_t *at, size_t n, size_t value_bytes, size_t stride)
+{
+    for (size_t i = 0; i < n; i++)
+        at[i * stride + value_bytes - 1] ^= 0x80;
+}
+
+START_TEST(kv_is_read_from_the_arena)
+{
+    enum { AT = 150, CELL = 70 }; /* in the third of the chunks of 64; in the second */
+    const struct subject *s = &subjects[_i];
+    struct rig_want want = want_of(s);
+    struct hashes h = {.n = 0};
+    size_t bytes = 0;
+    expect_whole(s);
+    struct rig *r = rig_new(&want);
+    struct rig_chat *c = rig_chat_new(r);
+    read_rows(r, c, AT + 1, &h);
+    ck_assert_uint_eq(row_again(r, c, AT), expected[AT]);
+
+    /* The second chunk's bytes move and its entry with them. */
+    uint32_t old = pool_entry_chunk(c->table[1]), moved = r->next_chunk++;
+    for (uint32_t run = 0; run < s->layers; run++) {
+        const uint8_t *from = chunk_at(r, 0, run, old, &bytes);
+        memcpy(chunk_at(r, 0, run, moved, &bytes), from, bytes);
+        memset(chunk_at(r, 0, run, old, &bytes), 0xff, bytes);
+    }
+    c->table[1] = pool_entry(moved, 2);
+    ck_assert_uint_eq(row_again(r, c, AT), expected[AT]);
+
+    /* Only the cells that count are copied, by the model, and read in their new place. */
+    uint32_t third = pool_entry_chunk(c->table[2]), copied = r->next_chunk++;
+    for (uint32_t run = 0; run < s->layers; run++)
+        memset(chunk_at(r, 0, run, copied, &bytes), 0xff, bytes);
+    model_copy_cells(r->stage[0], third, copied, AT - 2 * CHUNK);
+    c->table[2] = pool_entry(copied, 1);
+    ck_assert_uint_eq(row_again(r, c, AT), expected[AT]);
+
+    /* One cell of V in one layer. */
+    uint32_t B = r->facts.block_cells;
+    uint8_t *chunk = chunk_at(r, 0, 1, moved, &bytes);
+    uint8_t *block = chunk + (CELL - CHUNK) / B * r->facts.block_bytes;
+    size_t value = want.kv == POOL_KV_F32 ? 4 : 2, dim = r->facts.head_dim;
+    uint8_t *v = block + r->facts.block_bytes / 2 + CELL % B * dim * value;
+    turn_signs(v, dim, value, value);
+    ck_assert_uint_ne(row_again(r, c, AT), expected[AT]);
+    turn_signs(v, dim, value, value);
+    ck_assert_uint_eq(row_again(r, c, AT), expected[AT]);
+    /* And of K, whose dimensions lie B values apart. */
+    turn_signs(block + CELL % B * value, dim, value, B * value);
+    ck_assert_uint_ne(row_again(r, c, AT), expected[AT]);
+    rig_chat_free(c);
+    rig_free(r);
+}
+END_TEST
+
+START_TEST(rows_past_the_table_go_to_the_trash_chunk)
+{
+    const struct subject *s = &subjects[_i];
+    struct rig_want want = want_of(s);
+    struct hashes h = {.n = 0};
+    size_t bytes = 0;
+    expect_whole(s);
+    struct rig *r = rig_new(&want);
+    struct rig_chat *c = rig_chat_new(r), *other = rig_chat_new(r);
+    read_rows(r, other, CHUNK, &h);
+    struct window_lane l = rig_lane(r, c, CHUNK, WINDOW_ALL);
+    h.n = 0;
+    l.n_rows = CHUNK + 40; /* reserved: one chunk */
+    l.want = WINDOW_NONE;
+    rig_run(r, &l, 1, ids, NULL, NULL);
+    l.table = (const uint64_t[]){pool_entry(UINT32_MAX, 1)}; /* an entry from outside */
+    rig_run(r, &l, 1, ids, NULL, NULL);
+    c->n_cells = CHUNK - 1;
+    read_rows(r, c, 1, &h);
+    check_rows(&h, CHUNK - 1, "reserved cells");
+    ck_assert_uint_eq(row_again(r, other, CHUNK - 1), expected[CHUNK - 1]);
+    const uint8_t *next = chunk_at(r, 0, 0, r->next_chunk, &bytes);
+    for (size_t i = 0; i < bytes; i++)
+        ck_assert_msg(next[i] == 0, "a chunk that nobody owns was written");
+    rig_chat_free(other);
+    rig_chat_free(c);
+    rig_free(r);
+}
+END_TEST
+
+static void add_tests(TCase *t)
+{
+    tcase_add_loop_test(t, any_number_of_rows_at_any_offset, 0, n_subjects);
+    tcase_add_loop_test(t, variants_and_pieces, 0, n_subjects);
+    tcase_add_loop_test(t, threads_and_stages, 0, n_subjects);
+    tcase_add_loop_test(t, chunks_of_any_size, 0, n_subjects);
+    tcase_add_loop_test(t, crowd_equals_alone, 0, n_subjects);
+    tcase_add_loop_test(t, kv_is_read_from_the_arena, 0, n_subjects);
+    tcase_add_loop_test(t, rows_past_the_table_go_to_the_trash_chunk, 0, n_subjects);
+}
+
+int main(int argc, char **argv)
+{
+    folder = argc > 1 ? argv[1] : ".";
+    bool is_demo = strcmp(folder, "demo") == 0;
+    subjects = is_demo ? demo : tinies;
+    n_subjects = is_demo ? (int)ARRAY_LEN(demo) : (int)ARRAY_LEN(tinies);
+    Suite *s = suite_create("equal");
+    TCase *t = tcase_create("rows");
+    tcase_set_timeout(t, TIMEOUT_S);
+    add_tests(t);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_NORMAL);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? 1 : 0;
+}
