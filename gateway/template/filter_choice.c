@@ -13,7 +13,7 @@
 /* jinja2's filters here take anything false for an empty list, None too. */
 static int items_if_any(struct render *r, struct value in, struct list *ret)
 {
-    *ret = (struct list){0};
+    *ret = list_empty();
     return value_truth(in) ? value_items(r, in, ret) : 0;
 }
 
@@ -112,7 +112,7 @@ static int choose(struct render *r, struct value in, const struct args *args, bo
         test = test_find(args->pos[n_taken].str);
     if (items.n && has_test && !test)
         return render_fail(r, -EPROTO, "there is no test of this name to choose by");
-    if (items.n) {
+    if (n_taken + has_test) {
         rest.pos += n_taken + has_test;
         rest.n_pos -= n_taken + has_test;
     }

@@ -82,7 +82,7 @@ FILTER(join)
 
 FILTER(items)
 {
-    struct list items = {0};
+    struct list items = list_empty();
     int e = args_take(r, "items", args, "", 0, NULL);
     if (e == 0 && in.kind != VALUE_DICT && in.kind != VALUE_UNDEFINED)
         e = render_fail(r, -EPROTO, "items takes a dict, not %s", value_type_name(in));

@@ -291,9 +291,15 @@ static void take_rest(struct list *from, uint32_t *at, struct list *ret)
     *at = from->n;
 }
 
+struct list list_empty(void)
+{
+    static struct value nothing; /* never written: there is no item */
+    return (struct list){.items = &nothing};
+}
+
 int value_items(struct render *r, struct value v, struct list *ret)
 {
-    *ret = (struct list){0};
+    *ret = list_empty();
     if (!value_iterable(v))
         return render_fail(r, -EPROTO, "%s cannot be walked", value_type_name(v));
     if (v.kind == VALUE_LIST || v.kind == VALUE_TUPLE)

@@ -184,6 +184,8 @@ int list_new(struct render *r, uint32_t n, struct list **ret);
 int value_list(struct render *r, enum value_kind kind, const struct value *items, uint32_t n,
                struct value *ret);
 int value_iter(struct render *r, struct list items, struct value *ret);
+/* No items, at an address that can be calculated with. */
+struct list list_empty(void);
 
 int dict_new(struct render *r, struct dict **ret);
 int dict_set(struct render *r, struct dict *d, struct value key, struct value value);

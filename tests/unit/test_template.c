@@ -299,6 +299,7 @@ static const struct {
     {"{{ 1.5|round(9999) }}",                                                                       -E2BIG },
     {"{{ 1e308|round(300) }}",                                                                      0      },
     {"{{ strftime_now('%c' * 5000) }}",                                                             -E2BIG },
+    {"{{ l|select|list }}{{ l|map('x')|list }}{{ z|slice(2)|list }}{{ z|items|list }}",             0      },
     {"{% set c = cycler() %}",                                                                      -EPROTO},
     {"{{ loop }}",                                                                                  0      },
     {"{% for x in 'ab' %}{{ loop }}{{ loop|list }}{% endfor %}",                                    -EPROTO},
