@@ -27,6 +27,14 @@ enum {
     PHASE_SERVING = 2,
 };
 
+/* poold's answer to the attach, kept until the files are here as well. */
+struct attach_answer {
+    bool here;
+    uint64_t pool_id;
+    uint32_t *rows;
+    size_t n_rows;
+};
+
 struct worker {
     const struct config *config;
     struct worker_place place;
@@ -45,6 +53,7 @@ struct worker {
 
     bool connected, attached, ready, stopping;
     uint64_t attach_number;
+    struct attach_answer answer;
     uint64_t taken_since; /* when the place was first found taken, or 0 */
 };
 
@@ -159,8 +168,27 @@ static void on_lost(void *arg)
 {
     struct worker *w = arg;
     log_warn("poold is gone; windows go on, its return is waited for");
-    w->connected = w->attached = false;
+    w->connected = w->attached = w->answer.here = false;
     if (w->head) head_pool_lost(w->head);
+}
+
+/* The answer and the files travel apart: attached is who has both. */
+static void attach_complete(struct worker *w)
+{
+    struct attach_answer *a = &w->answer;
+    if (!a->here || !w->lives.pool || w->lives.pool->pool_id != a->pool_id) return;
+    CLEANUP(freep) uint32_t *rows = TAKE(a->rows);
+    a->here = false;
+    w->attached = true;
+    w->taken_since = 0;
+    beat_send(w);
+    if (w->head) head_attached(w->head, rows, a->n_rows);
+    if (w->ready) return;
+    w->ready = true;
+    log_info("layers %u-%u are attached as stage %u of pipeline %u: %s", w->first_layer,
+             w->first_layer + w->n_layers - 1, w->place.stage, w->place.pipeline,
+             stage_facts(w->stage)->device);
+    (void)sd_notify(0, "READY=1");
 }
 
 static void on_files(void *arg, const struct lifeline_files *f, int *fds, uint32_t n_fds)
@@ -170,23 +198,17 @@ static void on_files(void *arg, const struct lifeline_files *f, int *fds, uint32
     int r = lives_files(&w->lives, f, fds, n_fds, &why);
     for (uint32_t i = 0; i < n_fds; i++)
         closep(&fds[i]);
-    if (r < 0) fail(w, r, why.text);
+    if (r < 0) return fail(w, r, why.text);
+    attach_complete(w);
 }
 
 static void on_attached(struct worker *w, const Cistern__Attached *m)
 {
-    if (!w->lives.pool || w->lives.pool->pool_id != m->pool_id)
-        return fail(w, -EPROTO, "poold answered the attach without handing over its files");
-    w->attached = true;
-    w->taken_since = 0;
-    beat_send(w);
-    if (w->head) head_attached(w->head, m->rows, m->n_rows);
-    if (w->ready) return;
-    w->ready = true;
-    log_info("layers %u-%u are attached as stage %u of pipeline %u: %s", w->first_layer,
-             w->first_layer + w->n_layers - 1, w->place.stage, w->place.pipeline,
-             stage_facts(w->stage)->device);
-    (void)sd_notify(0, "READY=1");
+    free(w->answer.rows);
+    w->answer = (struct attach_answer){.here = true, .pool_id = m->pool_id, .n_rows = m->n_rows};
+    w->answer.rows = xcalloc(m->n_rows, sizeof(*m->rows)); /* a message's bound is theirs */
+    if (m->n_rows) memcpy(w->answer.rows, m->rows, m->n_rows * sizeof(*m->rows));
+    attach_complete(w);
 }
 
 /* Whether a refused attach is to be said again: the place may be held by a predecessor whose death
@@ -430,6 +452,7 @@ int worker_run(const struct config *config, const struct worker_place *place, st
     }
     stage_free(w.stage);
     lives_fini(&w.lives);
+    free(w.answer.rows);
     gguf_free(w.gguf);
     loop_free(w.loop);
     return r;
