@@ -136,6 +136,7 @@ static void answer_row(struct daemon *d, const struct op_id *id, uint32_t row, C
     answer.lane = b->lane;
     answer.arrival = b->arrival;
     answer.copy_cells = b->copy_cells;
+    answer.copy_chunk = pool_entry_chunk(b->copy_entry);
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_ROW;
     m.row = &answer;

@@ -61,10 +61,11 @@ struct link_lane {   /* the head */
     uint32_t want;   /* 0 none, 1 the last row is sampled, 2 logits of all rows (debug) */
     uint32_t top_k;
     float temperature, top_p, min_p;
-    uint32_t pad0_;
+    uint32_t copy_chunk; /* with copy_cells: copied into the chunk of pos before the window runs */
     uint64_t seed;
-    uint64_t tag; /* of the head, handed back untouched in traces: request id */
-    uint64_t pad_[1];
+    uint64_t tag;        /* of the head, handed back untouched in traces: request id */
+    uint32_t copy_cells; /* first window of a fork: cells before pos to copy, else 0 */
+    uint32_t pad_;
 };
 static_assert(sizeof(struct link_lane) == 64, "one cache line a lane");
 

@@ -90,8 +90,10 @@ void admission_run(struct head *h)
 static bool row_is_sane(const struct head *h, const struct request *r, const Cistern__Row *row)
 {
     return row->code == CISTERN__CODE__OK && row->row < h->pool->n_rows &&
-           row->n_entries <= h->pool->table_entries && row->base_cells < r->n_tokens &&
-           row->base_cells <= (uint64_t)row->n_entries * h->pool->chunk_cells;
+           row->n_entries <= h->pool->table_entries && row->copy_chunk <= h->pool->n_chunks &&
+           row->copy_cells < h->pool->chunk_cells &&
+           (uint64_t)row->base_cells + row->copy_cells < r->n_tokens &&
+           row->base_cells + row->copy_cells <= (uint64_t)row->n_entries * h->pool->chunk_cells;
 }
 
 static void row_enter(struct head *h, struct lane *l, const Cistern__Row *row)
@@ -104,7 +106,9 @@ static void row_enter(struct head *h, struct lane *l, const Cistern__Row *row)
     l->arrival = row->arrival;
     l->reserved = row->n_entries * h->pool->chunk_cells;
     l->known = r->n_tokens;
-    l->posted = l->done = row->base_cells;
+    l->posted = l->done = row->base_cells + row->copy_cells;
+    l->copy_chunk = row->copy_chunk;
+    l->copy_cells = row->copy_cells;
     r->arrival = row->arrival;
 }
 
@@ -117,11 +121,10 @@ static void open_granted(struct head *h, const struct op *op, const Cistern__Row
     if (sane && !abandoned) {
         l->group = schedule_group(h->lanes, h->setup.n_lanes, h->link ? h->link->h.n_stages : 1);
         event(l, LANE_GRANTED);
-        gateways_started(h->gateways, l->request, l,
-                         min_u32(row->base_cells, l->request->n_prompt));
+        gateways_started(h->gateways, l->request, l, min_u32(l->posted, l->request->n_prompt));
         return;
     }
-    if (sane) row_close(h, l, row->base_cells, false);
+    if (sane) row_close(h, l, l->posted, false);
     if (!sane) log_error("poold granted a row that makes no sense; the request is ended");
     struct ending e = {.reason = CISTERN__REASON__ERROR,
                        .code = CISTERN__CODE__FAILED,

@@ -37,6 +37,7 @@ struct lane {
     uint32_t group;
     uint32_t row, lease;
     uint64_t generation, version, arrival; /* of the row */
+    uint32_t copy_chunk, copy_cells;       /* a fork's: what its first window copies, then 0 */
     uint32_t reserved;                     /* cells that the row's table covers */
     uint32_t known;                        /* tokens there are: given and sampled */
     uint32_t posted;                       /* tokens that windows have taken */

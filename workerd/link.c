@@ -183,6 +183,9 @@ static int lane_check(const struct link_lane *l, const struct link_limits *m, ui
     if (l->pos > m->context_tokens || l->n_rows > m->context_tokens - l->pos)
         return why_set(why, -EPROTO, "%u token rows from position %u on in a context of %u",
                        l->n_rows, l->pos, m->context_tokens);
+    if (l->copy_cells && (l->copy_chunk > m->n_chunks || l->copy_cells > l->pos % m->chunk_cells))
+        return why_set(why, -EPROTO, "%u cells of chunk %u can't be copied before position %u",
+                       l->copy_cells, l->copy_chunk, l->pos);
     if (l->want > 2) return why_set(why, -EPROTO, "%u is no kind of logits", l->want);
     if (!(l->temperature >= 0 && l->top_p >= 0 && l->min_p >= 0) || isinf(l->temperature))
         return why_set(why, -EPROTO, "a number of the sampling is out of its range");

@@ -52,6 +52,7 @@ struct link_limits {
     uint32_t n_rows;         /* rows of the pool */
     uint32_t context_tokens; /* a conversation never passes it */
     uint32_t n_vocab;
+    uint32_t n_chunks, chunk_cells; /* of the pool */
 };
 
 /* Copies window {life, count} out of its slot and bounds every number in it. -EPROTO with the

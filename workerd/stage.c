@@ -134,6 +134,18 @@ static void window_publish(struct stage *s, const struct window *w, uint32_t cou
     if (last && s->serving->ring >= 0) (void)!eventfd_write(s->serving->ring, 1);
 }
 
+/* Forks in this window: the beginning of the partly common chunk, before anything reads it. */
+static void window_copy(struct stage *s, const struct window *w)
+{
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        const struct link_lane *from = &s->link_lanes[i];
+        if (!from->copy_cells) continue;
+        uint32_t at = (from->pos - from->copy_cells) / s->serving->pool->chunk_cells;
+        model_copy_cells(s->model, from->copy_chunk, pool_entry_chunk(w->lanes[i].table[at]),
+                         from->copy_cells);
+    }
+}
+
 static void window_run(struct stage *s)
 {
     uint32_t count = s->done + 1;
@@ -141,7 +153,8 @@ static void window_run(struct stage *s)
     struct pool_page *page = s->serving->pool->page;
     const struct model_facts *facts = model_facts(s->model);
     struct link_limits limits = {s->serving->pool->n_rows, s->setup.want.context_tokens,
-                                 facts->n_vocab};
+                                 facts->n_vocab, s->serving->pool->n_chunks,
+                                 s->serving->pool->chunk_cells};
     struct why why = {0}, inner = {0};
     if (link_read(l, count, &limits, &s->link_window, s->link_lanes, s->tokens, &inner) < 0) {
         (void)why_set(&why, 0, "window %u of life %u is malformed: %s", count, l->h.life,
@@ -151,6 +164,7 @@ static void window_run(struct stage *s)
     struct window w;
     window_build(s, &w, count);
     uint64_t start = now_us();
+    window_copy(s, &w);
     int r = model_run(s->model, &w);
     if (r < 0) {
         (void)why_set(&why, 0, "window %u of life %u failed on the device: %s", count, l->h.life,

@@ -35,6 +35,24 @@ void windows_end(struct head *h)
 
 /* ---- posting ---- */
 
+static uint64_t cell_of(const struct pool_map *pool, uint64_t entry, uint32_t pos)
+{
+    return (uint64_t)pool_entry_chunk(entry) * pool->chunk_cells + pos % pool->chunk_cells;
+}
+
+/* A fork's first window: the stages copy K/V of the cells before it, the head their ids and kinds.
+ */
+static void tokens_copy(const struct head *h, const struct lane *l)
+{
+    const struct pool_map *pool = h->pool;
+    for (uint32_t pos = l->posted - l->copy_cells; pos < l->posted; pos++) {
+        uint64_t to = cell_of(pool, pool_map_entry(pool, l->row, pos / pool->chunk_cells), pos);
+        uint64_t from = cell_of(pool, l->copy_chunk, pos);
+        if (to < pool->n_cells && from < pool->n_cells)
+            pool->tokens->cell[to] = pool->tokens->cell[from];
+    }
+}
+
 /* The ids and kinds of cells [from, to) of a lane, then the word that counts them. */
 static void tokens_store(struct head *h, const struct lane *l, uint32_t from, uint32_t to)
 {
@@ -42,8 +60,7 @@ static void tokens_store(struct head *h, const struct lane *l, uint32_t from, ui
     const struct request *r = l->request;
     for (uint32_t pos = from; pos < to; pos++) {
         uint64_t entry = pool_map_entry(pool, l->row, pos / pool->chunk_cells);
-        uint64_t cell =
-            (uint64_t)pool_entry_chunk(entry) * pool->chunk_cells + pos % pool->chunk_cells;
+        uint64_t cell = cell_of(pool, entry, pos);
         uint32_t kind = pos < r->n_prompt ? 0 : POOL_TOKEN_GENERATED;
         if (cell < pool->n_cells) pool->tokens->cell[cell] = r->tokens[pos] | kind;
     }
@@ -67,6 +84,8 @@ static struct link_lane lane_describe(const struct head *h, const struct lane *l
         .top_p = s->top_p,
         .min_p = s->min_p,
         .seed = s->seed,
+        .copy_chunk = l->copy_chunk,
+        .copy_cells = l->copy_cells,
         .tag = l->request->id,
     };
 }
@@ -82,8 +101,10 @@ static void post(struct head *h, const struct plan *plan)
     for (uint32_t i = 0; i < plan->n_lanes; i++) {
         const struct plan_lane *p = &plan->lanes[i];
         struct lane *l = &h->lanes[p->lane];
+        if (l->copy_cells) tokens_copy(h, l);
         tokens_store(h, l, l->posted, l->posted + p->n_rows);
         lanes[i] = lane_describe(h, l, p);
+        l->copy_chunk = l->copy_cells = 0;
         memcpy(tokens, l->request->tokens + l->posted, p->n_rows * sizeof(*tokens));
         tokens += p->n_rows;
         f->lanes[i] = (struct flight_lane){p->lane, p->n_rows, l->serial, p->sampled};
