@@ -107,7 +107,8 @@ static int part_text(const json_t *part, struct place at, struct fault *fault, c
     return 0;
 }
 
-/* Parts become one string, a line each, since templates of text models take strings. */
+/* Parts become one string, since templates of text models take strings; nothing comes between them,
+ * as with templates that walk parts themselves. */
 static int join_parts(const json_t *parts, size_t message, struct fault *fault, json_t **ret)
 {
     struct bytebuf text = {0};
@@ -116,7 +117,6 @@ static int join_parts(const json_t *parts, size_t message, struct fault *fault, 
         const json_t *part = NULL;
         r = part_text(json_array_get(parts, i), place_of_part(message, i), fault, &part);
         if (r < 0) break;
-        if (i > 0) bytebuf_add(&text, "\n", 1);
         bytebuf_add(&text, json_string_value(part), json_string_length(part));
     }
     if (r == 0) *ret = json_stringn(bytebuf_bytes(&text), bytebuf_size(&text));
