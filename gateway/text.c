@@ -12,11 +12,12 @@ struct text {
     const char *stop[TEXT_STOPS_MAX];
     size_t stop_bytes[TEXT_STOPS_MAX];
     size_t n_stops;
-    struct bytebuf held;  /* not yet shown */
-    uint64_t shown_bytes; /* token bytes before held */
-    uint64_t *token_end;  /* of each token, in token bytes from the answer's beginning */
+    struct bytebuf raw;   /* the beginning of a character */
+    struct bytebuf held;  /* text not yet shown */
+    uint64_t shown_bytes; /* of text, before held */
+    uint64_t *token_end;  /* of each token, in bytes of text from the answer's beginning */
     uint32_t n_tokens, tokens_room;
-    uint64_t stop_at; /* where the stop string begins */
+    uint64_t stop_at; /* where in the text the stop string begins */
 };
 
 int text_new(const char *const *stops, size_t n, struct text **ret)
@@ -37,6 +38,7 @@ int text_new(const char *const *stops, size_t n, struct text **ret)
 void text_free(struct text *t)
 {
     if (!t) return;
+    bytebuf_fini(&t->raw);
     bytebuf_fini(&t->held);
     free(t->token_end);
     free(t);
@@ -73,23 +75,29 @@ static size_t utf8_step(const unsigned char *s, size_t n, int *ret_state)
     return want;
 }
 
-/* Shows the first n withheld bytes; at the end of an answer also what is no whole character. */
-static void show(struct text *t, size_t n, bool at_end, struct bytebuf *out)
+/* Moves what is decided from raw to held; at the end of an answer all of it is. */
+static void decode(struct text *t, bool at_end)
 {
-    const unsigned char *s = (const unsigned char *)bytebuf_bytes(&t->held);
-    size_t i = 0;
+    const unsigned char *s = (const unsigned char *)bytebuf_bytes(&t->raw);
+    size_t n = bytebuf_size(&t->raw), i = 0;
     while (i < n) {
         int state;
         size_t step = utf8_step(s + i, n - i, &state);
         if (state == 0 && !at_end) break;
         if (state == 1)
-            bytebuf_add(out, s + i, step);
+            bytebuf_add(&t->held, s + i, step);
         else
-            bytebuf_add(out, "\xef\xbf\xbd", 3);
+            bytebuf_add(&t->held, "\xef\xbf\xbd", 3);
         i += step;
     }
-    bytebuf_take(&t->held, i);
-    t->shown_bytes += i;
+    bytebuf_take(&t->raw, i);
+}
+
+static void show(struct text *t, size_t n, struct bytebuf *out)
+{
+    bytebuf_add(out, bytebuf_bytes(&t->held), n);
+    bytebuf_take(&t->held, n);
+    t->shown_bytes += n;
 }
 
 /* The longest stop string that ends at the first n withheld bytes; 0 when none does. */
@@ -121,6 +129,7 @@ static size_t stop_begun(const struct text *t)
     return best;
 }
 
+/* A token that ends inside a character ends past that character's first byte. */
 static void token_ends(struct text *t)
 {
     if (t->n_tokens == t->tokens_room) {
@@ -128,27 +137,43 @@ static void token_ends(struct text *t)
         t->token_end = reallocarray(t->token_end, t->tokens_room, sizeof(*t->token_end));
         if (!t->token_end) abort();
     }
-    t->token_end[t->n_tokens++] = t->shown_bytes + bytebuf_size(&t->held);
+    uint64_t end = t->shown_bytes + bytebuf_size(&t->held);
+    t->token_end[t->n_tokens++] = end + (bytebuf_size(&t->raw) > 0);
+}
+
+/* Shows what may be shown of held, whose first `seen` bytes complete no stop string. */
+static bool release(struct text *t, size_t seen, struct bytebuf *out)
+{
+    size_t n = bytebuf_size(&t->held);
+    for (size_t end = seen + 1; t->n_stops && end <= n; end++) {
+        size_t stop = stop_ending_at(t, end);
+        if (stop == 0) continue;
+        show(t, end - stop, out);
+        t->stop_at = t->shown_bytes;
+        bytebuf_fini(&t->held);
+        return true;
+    }
+    show(t, n - stop_begun(t), out);
+    return false;
 }
 
 bool text_push(struct text *t, const char *bytes, size_t n, struct bytebuf *out)
 {
-    size_t before = bytebuf_size(&t->held);
-    bytebuf_add(&t->held, bytes, n);
+    size_t seen = bytebuf_size(&t->held);
+    bytebuf_add(&t->raw, bytes, n);
+    decode(t, false);
     token_ends(t);
-    for (size_t end = before + 1; t->n_stops && end <= before + n; end++) {
-        size_t stop = stop_ending_at(t, end);
-        if (stop == 0) continue;
-        t->stop_at = t->shown_bytes + end - stop;
-        show(t, end - stop, true, out);
-        bytebuf_fini(&t->held);
-        return true;
-    }
-    show(t, bytebuf_size(&t->held) - stop_begun(t), false, out);
-    return false;
+    return release(t, seen, out);
 }
 
-void text_end(struct text *t, struct bytebuf *out) { show(t, bytebuf_size(&t->held), true, out); }
+bool text_end(struct text *t, struct bytebuf *out)
+{
+    size_t seen = bytebuf_size(&t->held);
+    decode(t, true);
+    if (release(t, seen, out)) return true;
+    show(t, bytebuf_size(&t->held), out);
+    return false;
+}
 
 uint32_t text_tokens_before_stop(const struct text *t)
 {

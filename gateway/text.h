@@ -28,8 +28,9 @@ static inline void text_freep(struct text **t) { text_free(*t); }
 /* One token's bytes. What may be shown now is added to out. Returns true when a stop string is
  * complete: nothing more may be pushed, and nothing is withheld. */
 bool text_push(struct text *t, const char *bytes, size_t n, struct bytebuf *out);
-/* The answer ended for another reason: adds what was withheld. */
-void text_end(struct text *t, struct bytebuf *out);
+/* The answer ended for another reason: adds what was withheld. True when a character that is cut by
+ * the end completes a stop string. */
+bool text_end(struct text *t, struct bytebuf *out);
 /* After a stop string: how many tokens lie wholly before it. Those are worth keeping. */
 uint32_t text_tokens_before_stop(const struct text *t);
 

@@ -129,7 +129,7 @@ static int end_stream(struct chat *c, const char *finish_reason, bool truncated)
 
 static int fail_stream(struct chat *c, const struct fault *fault)
 {
-    text_end(c->text, &c->out);
+    (void)text_end(c->text, &c->out);
     int r = send_text(c);
     if (r == 0) r = send_event(c, fault_json(fault));
     if (r == 0) r = exchange_write(c->x, "data: [DONE]\n\n", 14);
@@ -255,8 +255,8 @@ static void on_finished(void *arg, const struct request_end *end)
         chat_fail(c, &fault);
         return;
     }
-    text_end(c->text, &c->out);
-    chat_complete(c, end->reason == CISTERN__REASON__STOP ? "stop" : "length", end->truncated);
+    bool stopped = text_end(c->text, &c->out) || end->reason == CISTERN__REASON__STOP;
+    chat_complete(c, stopped ? "stop" : "length", !stopped && end->truncated);
 }
 
 /* ---- its beginning ----------------------------------------------------------------------- */
