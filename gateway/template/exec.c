@@ -78,11 +78,13 @@ static int filter_items(struct render *r, const struct node *n, struct frame *f,
     return 0;
 }
 
-static int run_loop(struct render *r, const struct node *n, struct frame *f, struct loop *loop)
+static int run_loop(struct render *r, const struct node *n, struct frame *f, struct loop *loop,
+                    bool *ret_completed)
 {
     const struct str *name = str_lit(&r->arena, "loop");
     if (!name) return -E2BIG;
     enum flow flow = FLOW_ON;
+    *ret_completed = false;
     for (loop->i = 0; loop->i < loop->list.n && flow != FLOW_BREAK; loop->i++) {
         struct frame inner = *f;
         flow = FLOW_ON;
@@ -92,11 +94,12 @@ static int run_loop(struct render *r, const struct node *n, struct frame *f, str
         if (e == 0) e = assign(r, n->a, &inner, loop->list.items[loop->i]);
         if (e == 0) e = exec(r, n->kids[0], &inner, &flow);
         if (e < 0) return e;
+        *ret_completed = *ret_completed || flow == FLOW_ON;
     }
     return 0;
 }
 
-static int exec_for(struct render *r, const struct node *n, struct frame *f)
+static int exec_for(struct render *r, const struct node *n, struct frame *f, enum flow *flow)
 {
     struct loop *loop = arena_zero(&r->arena, 1, sizeof(*loop));
     struct value over;
@@ -105,14 +108,13 @@ static int exec_for(struct render *r, const struct node *n, struct frame *f)
     if (e == 0) e = value_items(r, over, &loop->list);
     if (e == 0 && n->c) e = filter_items(r, n, f, &loop->list);
     if (e < 0) return e;
-    if (!loop->list.n) {
-        struct frame inner = *f;
-        enum flow flow = FLOW_ON;
-        if (!n->kids[1]) return 0;
-        e = scope_new(r, f->scope, &inner.scope);
-        return e < 0 ? e : exec(r, n->kids[1], &inner, &flow);
-    }
-    return run_loop(r, n, f, loop);
+    bool completed;
+    e = run_loop(r, n, f, loop, &completed);
+    if (e < 0 || completed || !n->kids[1]) return e;
+    /* jinja2 runs the else also when every round was left by break or continue. */
+    struct frame inner = *f;
+    e = scope_new(r, f->scope, &inner.scope);
+    return e < 0 ? e : exec(r, n->kids[1], &inner, flow);
 }
 
 static int exec_set(struct render *r, const struct node *n, struct frame *f)
@@ -220,7 +222,7 @@ static int exec_inner(struct render *r, const struct node *n, struct frame *f, e
     case NODE_IF:
         return exec_if(r, n, f, flow);
     case NODE_FOR:
-        return exec_for(r, n, f);
+        return exec_for(r, n, f, flow);
     case NODE_SET:
         return exec_set(r, n, f);
     case NODE_SET_BLOCK:

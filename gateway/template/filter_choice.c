@@ -67,7 +67,6 @@ static int mapping_from(struct render *r, const struct args *args, struct mappin
                    : render_fail(r, -EPROTO, "map takes a filter or an attribute");
     }
     if (args->pos[0].kind == VALUE_STR) ret->filter = filter_find(args->pos[0].str);
-    if (!ret->filter) return render_fail(r, -EPROTO, "map does not know this filter");
     ret->args.pos++;
     ret->args.n_pos--;
     return 0;
@@ -77,11 +76,14 @@ FILTER(map)
 {
     struct mapping m;
     struct list items, *out;
+    bool looks = value_truth(in); /* as in jinja2, what is wrong with an empty list goes unseen */
     int e = items_if_any(r, in, &items);
-    if (e == 0 && items.n) e = mapping_from(r, args, &m); /* jinja2 looks when it needs to, too */
+    if (e == 0 && looks) e = mapping_from(r, args, &m);
     if (e == 0) e = list_new(r, items.n, &out);
     for (uint32_t i = 0; e == 0 && i < items.n; i++) {
         struct value *to = &out->items[i];
+        if (!m.filter && !m.attribute)
+            return render_fail(r, -EPROTO, "map does not know this filter");
         if (m.filter) {
             e = m.filter->call(r, items.items[i], &m.args, to);
             continue;
@@ -98,21 +100,22 @@ static int choose(struct render *r, struct value in, const struct args *args, bo
 {
     struct list items, *out;
     struct args rest = *args;
+    bool looks = value_truth(in);
     int e = items_if_any(r, in, &items);
     if (e == 0) e = list_new(r, items.n, &out);
     if (e < 0) return e;
     out->n = 0;
-    if (items.n && rest.n_pos < attribute)
+    if (looks && rest.n_pos < attribute)
         return render_fail(r, -EPROTO, "the attribute to choose by is missing");
-    uint32_t n_taken = items.n ? attribute : 0;
+    uint32_t n_taken = looks ? attribute : 0;
     struct value path = n_taken ? args->pos[0] : value_int(0);
     bool has_test = args->n_pos > n_taken;
     const struct test *test = NULL;
-    if (items.n && has_test && args->pos[n_taken].kind == VALUE_STR)
+    if (looks && has_test && args->pos[n_taken].kind == VALUE_STR)
         test = test_find(args->pos[n_taken].str);
     if (items.n && has_test && !test)
         return render_fail(r, -EPROTO, "there is no test of this name to choose by");
-    if (n_taken + has_test) {
+    if (looks && n_taken + has_test) {
         rest.pos += n_taken + has_test;
         rest.n_pos -= n_taken + has_test;
     }

@@ -203,6 +203,7 @@ FILTER(sort)
         rows[i].item = items.items[i];
         e = sort_key(r, items.items[i], v[2], flag_given(v[1]), &rows[i].key);
     }
+    if (e == 0 && v[0].kind == VALUE_UNDEFINED) e = render_fail_undefined(r, v[0]);
     return e < 0 ? e : sort_keyed(r, rows, items.n, flag_given(v[0]), ret);
 }
 
@@ -226,6 +227,7 @@ FILTER(dictsort)
         rows[i].item = items.items[i];
         e = fold_case(r, items.items[i].list->items[by_value], flag_given(v[0]), &rows[i].key);
     }
+    if (e == 0 && v[2].kind == VALUE_UNDEFINED) e = render_fail_undefined(r, v[2]);
     return e < 0 ? e : sort_keyed(r, rows, items.n, flag_given(v[2]), ret);
 }
 

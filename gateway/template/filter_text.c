@@ -242,7 +242,6 @@ static bool parse_int(const struct str *s, int base, int64_t *ret)
         if (!isxdigit((unsigned char)digits[2])) return false;
     } else {
         (void)snprintf(plain, sizeof(plain), "%s", text);
-        if (named && base == 16) return false;
     }
     if (base == 0) base = 10;
     errno = 0;
@@ -271,13 +270,13 @@ FILTER(int)
     int64_t base = 10, i = 0;
     double d;
     int e = args_take(r, "int", args, "default base", 0, v);
-    if (e == 0 && value_given(v[1])) e = value_to_int(r, "int", v[1], &base);
-    if (e == 0 && (base < 0 || base == 1 || base > 36)) e = render_fail(r, -EPROTO, "no such base");
+    if (e == 0 && value_given(v[1])) base = value_is_integral(v[1]) ? value_integer(v[1]) : -1;
     if (e == 0 && in.kind == VALUE_UNDEFINED) e = render_fail_undefined(r, in);
     if (e < 0) return e;
     bool good = false;
     if (in.kind == VALUE_STR)
-        good = parse_int(in.str, (int)base, &i) || (parse_float(in.str, &d) && float_to_int(d, &i));
+        good = (base >= 0 && base != 1 && base <= 36 && parse_int(in.str, (int)base, &i)) ||
+               (parse_float(in.str, &d) && float_to_int(d, &i));
     else if (value_is_number(in))
         good = in.kind == VALUE_FLOAT ? float_to_int(in.real, &i) : true;
     if (value_is_integral(in)) i = value_integer(in);

@@ -265,13 +265,14 @@ static int percent_field(struct render *r, struct str_buf *b, struct percent *p,
     struct spec s = {.precision = -1};
     struct value v;
     const struct str *text;
-    int e = percent_spec(r, p, at, end, &s);
-    if (e < 0) return e;
-    s.type = *(*at)++;
-    if (s.type == '%') {
+    if (*at < end && **at == '%') {
+        ++*at;
         buf_lit(b, "%");
         return 0;
     }
+    int e = percent_spec(r, p, at, end, &s);
+    if (e < 0) return e;
+    s.type = *(*at)++;
     if (named)
         v = *named;
     else if ((e = next_argument(r, p, &v)) < 0)
@@ -316,7 +317,9 @@ int format_percent(struct render *r, const struct str *format, struct value args
         if (has_name) e = named_value(r, format, &p, &at, end, &named);
         if (e == 0) e = percent_field(r, &b, &p, has_name ? &named : NULL, &at, end);
     }
-    bool is_mapping = args.kind == VALUE_DICT || args.kind == VALUE_LIST;
+    /* What Python takes for a mapping here is whatever has items. */
+    bool is_mapping = args.kind == VALUE_DICT || args.kind == VALUE_LIST ||
+                      args.kind == VALUE_RANGE || args.kind == VALUE_UNDEFINED;
     uint32_t n = args.kind == VALUE_TUPLE ? args.list->n : !is_mapping;
     if (e == 0 && p.next < n && !p.used_name)
         e = render_fail(r, -EPROTO, "not all values were used by the format");
@@ -409,7 +412,7 @@ static int braces_field(struct render *r, struct str_buf *b, const struct str *f
     int e = name ? field_value(r, name, args, next, &v) : -E2BIG;
     if (e == 0 && colon) e = braces_spec(r, colon + 1, end, &s);
     if (e < 0) return e;
-    char conversion = bang && bang + 1 < end ? bang[1] : 0;
+    char conversion = bang && bang + 2 == (colon ? colon : end) ? bang[1] : 0;
     if (bang && conversion != 'r' && conversion != 's')
         return render_fail(r, -EPROTO, "a format has an unknown conversion");
     struct str_buf text = render_buf(r);

@@ -148,7 +148,7 @@ static int lex_raw(struct lexer *l, const char *body)
         advance(l, after);
         return 0;
     }
-    return fail(l, "{% raw %} is not closed");
+    return l->at == l->end ? 0 : fail(l, "{% raw %} is not closed");
 }
 
 static int lex_comment(struct lexer *l, const char *body)
@@ -159,7 +159,7 @@ static int lex_comment(struct lexer *l, const char *body)
         advance(l, after);
         return 0;
     }
-    return fail(l, "a comment is not closed");
+    return l->at == l->end ? 0 : fail(l, "a comment is not closed");
 }
 
 /* \x41, \u0041, \U00000041: the digits' value, or -1. */
@@ -186,6 +186,18 @@ static int lex_hex_escape(struct lexer *l, const char **at, const char *end, str
     return 0;
 }
 
+/* jinja2 writes what is not ASCII as an escape before it reads escapes, so that a backslash in
+ * front of it meets another one: the digits come out as text. */
+static void escaped_point(const char **at, struct str_buf *b)
+{
+    char text[16];
+    uint32_t cp;
+    *at += utf8_get(*at, &cp);
+    const char *format = cp < 0x100 ? "\\x%02x" : cp < 0x10000 ? "\\u%04x" : "\\U%08x";
+    int n = snprintf(text, sizeof(text), format, cp);
+    buf_add(b, text, (size_t)n, false);
+}
+
 /* The escape after a backslash, as in Python; an unknown one stays as it is. */
 static int lex_escape(struct lexer *l, const char **at, const char *end, struct str_buf *b)
 {
@@ -205,6 +217,8 @@ static int lex_escape(struct lexer *l, const char **at, const char *end, struct 
         buf_char(b, cp, false);
     } else if (**at == 'N') {
         return fail(l, "\\N{...} escapes are not supported");
+    } else if ((uint8_t) * *at >= 0x80) {
+        escaped_point(at, b);
     } else {
         buf_lit(b, "\\");
     }
@@ -309,20 +323,24 @@ static int lex_number(struct lexer *l)
     return push_number(l, to, is_float, 10);
 }
 
-static bool is_name_byte(char c)
+/* Where the name at this place ends, or the place itself. */
+static const char *skip_name_text(const char *at, const char *end)
 {
-    return isalnum((unsigned char)c) || c == '_' || (uint8_t)c >= 0x80;
+    while (at < end) {
+        uint32_t cp, n = utf8_get(at, &cp);
+        bool ascii = cp < 0x80 && (isalnum((int)cp) || cp == '_');
+        if (!ascii && (cp < 0x80 || !(unicode_is_alpha(cp) || unicode_is_decimal(cp)))) break;
+        at += n;
+    }
+    return at;
 }
 
-static int lex_name(struct lexer *l)
+static int lex_name(struct lexer *l, const char *to)
 {
-    const char *p = l->at;
-    while (p < l->end && is_name_byte(*p))
-        p++;
     struct token t = {.kind = TOKEN_NAME,
-                      .str = str_new(l->arena, l->at, (size_t)(p - l->at), false)};
+                      .str = str_new(l->arena, l->at, (size_t)(to - l->at), false)};
     int r = t.str ? push(l, t) : -E2BIG;
-    advance(l, p);
+    advance(l, to);
     return r;
 }
 
@@ -377,10 +395,11 @@ static int lex_tag(struct lexer *l, bool is_variable)
             advance(l, end);
             return r;
         }
+        const char *name = skip_name_text(at, l->end);
         if (isdigit((unsigned char)*at))
             r = lex_number(l);
-        else if (is_name_byte(*at))
-            r = lex_name(l);
+        else if (name > at)
+            r = lex_name(l, name);
         else if (*at == '\'' || *at == '"')
             r = lex_string(l);
         else

@@ -13,6 +13,7 @@ struct parser {
     uint32_t depth;
     /* Which of these names the macro at hand speaks of: it then takes such arguments. */
     bool says_varargs, says_kwargs, says_caller;
+    bool in_loop; /* where break and continue have something to leave */
 };
 
 /* A list of nodes being put together. */

@@ -234,7 +234,10 @@ static int parse_for(struct parser *p, struct node *n)
     if (r == 0 && skip_name(p, "if")) r = parse_expression(p, &n->c);
     if (r == 0 && at_name(p, "recursive")) r = parse_fail(p, "recursive loops are not supported");
     if (r == 0) r = expect_kind(p, TOKEN_BLOCK_END);
+    bool outer = p->in_loop;
+    p->in_loop = true;
     if (r == 0) r = parse_body(p, until, &body);
+    p->in_loop = outer;
     if (r == 0) r = kids_push(p, &kids, body, 0);
     body = NULL;
     if (r == 0 && skip_name(p, "else")) {
@@ -287,7 +290,7 @@ static int parse_signature(struct parser *p, struct signature *s)
 static int macro_body(struct parser *p, const char *end_word, struct signature *s, struct node *n)
 {
     struct parser outer = *p;
-    p->says_varargs = p->says_kwargs = p->says_caller = false;
+    p->says_varargs = p->says_kwargs = p->says_caller = p->in_loop = false;
     int r = block_into_kids(p, end_word, n);
     s->takes_rest = p->says_varargs;
     s->takes_named = p->says_kwargs;
@@ -300,6 +303,7 @@ static int macro_body(struct parser *p, const char *end_word, struct signature *
     p->says_varargs = p->says_varargs || outer.says_varargs;
     p->says_kwargs = p->says_kwargs || outer.says_kwargs;
     p->says_caller = p->says_caller || outer.says_caller;
+    p->in_loop = outer.in_loop;
     n->signature = s;
     return r;
 }
@@ -369,11 +373,10 @@ static int parse_print(struct parser *p, struct node *n)
     return 0;
 }
 
-static int parse_nothing(struct parser *p, struct node *n)
+static int parse_leave(struct parser *p, struct node *n)
 {
-    (void)p;
     (void)n;
-    return 0;
+    return p->in_loop ? 0 : parse_fail(p, "break and continue belong into a loop");
 }
 
 static int parse_statement(struct parser *p, const struct node **ret)
@@ -392,8 +395,8 @@ static int parse_statement(struct parser *p, const struct node **ret)
         {"with",       NODE_WITH,         parse_with        },
         {"generation", NODE_SCOPE,        parse_generation  },
         {"print",      NODE_PRINT,        parse_print       },
-        {"break",      NODE_BREAK,        parse_nothing     },
-        {"continue",   NODE_CONTINUE,     parse_nothing     },
+        {"break",      NODE_BREAK,        parse_leave       },
+        {"continue",   NODE_CONTINUE,     parse_leave       },
     };
     const struct str *word = NULL;
     struct node *n = node_new(p, NODE_BODY, NULL);

@@ -135,8 +135,15 @@ static void repr_range(struct str_buf *b, const struct range *range)
 static void repr_other(struct str_buf *b, struct value v)
 {
     char text[96];
-    (void)snprintf(text, sizeof(text), "<%s>", value_type_name(v));
+    struct value name = {.kind = VALUE_NONE};
+    if (v.kind == VALUE_MACRO) name = macro_name(v.macro);
+    (void)snprintf(text, sizeof(text), "<%s%s", value_type_name(v),
+                   v.kind != VALUE_MACRO    ? ""
+                   : name.kind == VALUE_STR ? " "
+                                            : " anonymous");
     punctuation(b, text);
+    if (name.kind == VALUE_STR) repr_str(b, name.str);
+    punctuation(b, ">");
 }
 
 static int repr_container(struct render *r, struct str_buf *b, struct value v)

@@ -8,8 +8,9 @@
  *
  * The language is that of jinja2 3.1 in an immutable sandbox with trim_blocks, lstrip_blocks and
  * the loop controls, and with what chat templates are given besides: raise_exception, strftime_now,
- * tojson without HTML escapes, {% generation %}. Not known: inheritance, includes, imports,
- * recursive loops, integers beyond 64 bits.
+ * tojson without HTML escapes, {% generation %}. Refused by name: inheritance, includes, imports,
+ * autoescape, recursive loops, the filters filesizeformat, groupby, pprint, random, striptags,
+ * truncate, urlize, wordwrap and xmlattr. Integers have 64 bits, fields of formats 1,000 characters.
  *
  * A compiled template is immutable: any number of threads may render it at once. Both source and
  * context may be hostile; each limit that is met is -E2BIG with a sentence.

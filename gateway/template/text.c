@@ -46,16 +46,19 @@ int text_case(struct render *r, const struct str *s, enum text_case how, struct 
     b.markup = s->markup;
     int e = render_step(r, 1 + s->bytes / 8); /* tables are searched for each character */
     if (e < 0) return e;
-    uint32_t previous = 0;
+    uint32_t previous = 0, before_sigma = 0;
     for (uint32_t off = 0; off < s->bytes && !b.failed;) {
         uint32_t cp, n = utf8_get(s->text + off, &cp);
         bool from_value = str_from_value_at(s, off);
-        enum unicode_case to = case_of(how, starts_word(how, off == 0, previous), cp);
-        if (to == UNICODE_LOWER && is_final_sigma(s, off, previous))
+        bool starts = starts_word(how, off == 0, previous);
+        enum unicode_case to = case_of(how, starts, cp);
+        if (to == UNICODE_LOWER && is_final_sigma(s, off, before_sigma))
             buf_char(&b, 0x3c2, from_value);
         else
             add_cased(&b, cp, to, from_value);
         previous = cp;
+        /* jinja2 lowers the rest of a word by itself, so a sigma there has nothing before it. */
+        before_sigma = how == TEXT_TITLE_FILTER && starts ? 0 : cp;
         off += n;
     }
     return render_buf_value(&b, ret);

@@ -254,8 +254,11 @@ bool value_iterable(struct value v)
     }
 }
 
-static int str_items(struct render *r, const struct str *s, struct list *l)
+/* The characters of a string that went through safe are plain ones. */
+static int str_items(struct render *r, const struct str *marked, struct list *l)
 {
+    const struct str *s = str_as_markup(&r->arena, marked, false);
+    if (!s) return -E2BIG;
     uint32_t off = 0;
     for (uint32_t i = 0; i < s->chars; i++) {
         uint32_t cp, n = utf8_get(s->text + off, &cp);

@@ -679,6 +679,37 @@ b'
 'e\u0301'|upper
 'ǆ'|capitalize
 'İ'|lower|length
+('ab'|safe)|list
+messs
+ is defined
+größe is defined
+l|sort(missing)
+d|items|map(att='x')|list
+[]|map(att='x')|list
+[]|select('nosuchtest')|list
+(l|select('gt', 9))|map('nofilter')|list
+(l|select('gt', 9))|map(x=1)|list
+[]|selectattr()|list
+(l|select('gt', 9))|selectattr()|list
+' 0B1f'|int(base=16)
+'0x1f'|int(base=10)
+'11'|int(base=1)
+'11'|int(base=missing)
+'%3%' % ()
+'%%|%s%%' % 1
+'et |' % missing
+'et |' % 5
+'%s' % missing
+'{!r:>4}|{!rx}'.format('a', 'b')
+'a\é\漢\🙂b'
+'GΣ Ý'|title
+'ΊΣ0.ΥΦΟΣ ΑΣ-ΑΣ'|title
+'ΊΣ0.ΥΦΟΣ ΑΣ-ΑΣ'.title()
+'ΟΔΟΣ ΟΔΟΣ.'|capitalize
+'ΣΣ'|lower
+('<'|safe)[0] + '<'
+('a'|safe).split('a')
+('<b>'|safe)|list
 ""
 ''
 ' '|trim
@@ -851,6 +882,20 @@ STATEMENTS = [
     "{% set x = dict(d, **{'new': 1}) %}{{ x.new }}{{ x.a }}",
     "{% macro m(a, b) %}{{ a }}{{ b }}{% endmacro %}{{ m(*[1, 2]) }}{{ m(**{'a': 3, 'b': 4}) }}",
     "{% macro m(x) %}{% if x %}{{ x[0] }}{{ m(x[1:]) }}{% endif %}{% endmacro %}{{ m('abc') }}",
+    "{% for x in l %}{% continue %}{% else %}none{% endfor %}",
+    "{% for x in l %}{{ x }}{% break %}{% else %}none{% endfor %}",
+    "{% for x in l %}{% if x == 1 %}{% continue %}{% endif %}{% else %}none{% endfor %}",
+    "{% for x in l %}{% for y in [] %}{% else %}{{ x }}{% break %}{% endfor %}{% endfor %}",
+    "{% if no %}{% continue %}{% endif %}",
+    "a{% raw %}",
+    "a{%- raw -%}  ",
+    "a{#",
+    "a {#-",
+    "a{# ",
+    "a{%",
+    "a{{",
+    "{% macro m() %}{% endmacro %}{{ m }}{{ [m] }}",
+    "{% macro m() %}{{ caller }}{% endmacro %}{% call m() %}{% endcall %}",
     "{{ s\n  | upper\n  | lower }}",
     "{% set\n x\n =\n 1\n %}{{ x }}",
     "{{ 1 -}}\n   {{- 2 }}",
