@@ -16,6 +16,7 @@
 #include <sys/statvfs.h>
 
 #include "common/config.h"
+#include "poold/death.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -152,8 +153,11 @@ static void on_filled(void *arg, uint32_t events)
     if (a->failed) {
         describe_failure(a);
     } else {
+        DEATH_POINT("arena-header");
         *a->h = a->head;
+        DEATH_POINT("arena-magic");
         shm_store_u64(&a->h->magic, POOL_ARENA_MAGIC);
+        DEATH_POINT("arena-made");
         a->ready = true;
     }
     a->done(a->arg, a->failed, a->text);

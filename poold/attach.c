@@ -9,6 +9,7 @@
 
 #include "common/log.h"
 #include "poold/daemon.h"
+#include "poold/death.h"
 
 enum {
     LAYERS_MAX = 1024,  /* runs of an arena */
@@ -216,6 +217,7 @@ static void take_over_page(struct daemon *d, const struct process *who)
 {
     struct pool_page *page = d->page[who->pipeline][who->stage].at;
     uint32_t life = d->pool->seg->pipelines[who->pipeline].life;
+    DEATH_POINT("page-drained");
     shm_store_u64(&page->drained, pool_window(life, POOL_WINDOW_ALL));
 }
 
@@ -272,8 +274,11 @@ static int take_place(struct daemon *d, struct process *who, struct why *why)
     if (r < 0) return why_set(why, r, "more than %d processes are attached", POOL_PROCESSES_MAX);
     d->pool->manned[f->pipeline][f->stage] = true;
     struct pool_pipeline *p = &d->pool->seg->pipelines[f->pipeline];
+    DEATH_POINT("pipeline-layers");
     p->layers[f->stage] = f->n_layers;
-    p->n_stages = f->n_stages;
+    DEATH_POINT("pipeline-stages");
+    shm_store_u32(&p->n_stages, f->n_stages);
+    DEATH_POINT("pipeline-recorded");
     r = poolfiles_send(d, who);
     return r < 0 ? why_set(why, r, "its files cannot be sent: %s", strerror(-r)) : 0;
 }

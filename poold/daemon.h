@@ -71,6 +71,8 @@ void worker_facts_free(struct worker_facts *f);
 /* poolfiles.c */
 /* Opens what an earlier poold left; the pool stays NULL when there is nothing. */
 int poolfiles_open(struct daemon *d, struct why *why);
+/* Writes whose poold and whose boot the segment is now. */
+void poolfiles_sign(const struct daemon *d, struct segment *seg);
 /* Makes the pool for this geometry. *ret_code: of the refusal. */
 int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *why,
                    Cistern__Code *ret_code);

@@ -12,6 +12,7 @@
 
 #include "common/log.h"
 #include "poold/daemon.h"
+#include "poold/death.h"
 
 enum {
     PAGE_BYTES = 4096,
@@ -124,7 +125,9 @@ static void new_life(struct daemon *d, uint32_t pipeline)
     CLEANUP(closep) int link = -1;
     CLEANUP(closep) int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int r = event < 0 ? -errno : link_make(&layout, &link);
+    DEATH_POINT("pipeline-life");
     shm_store_u32(&record(d, pipeline)->life, life);
+    DEATH_POINT("pipeline-alive");
     if (r == 0) r = send_link(d, pipeline, life, (int[]){link, event});
     if (r < 0) {
         log_error("pipeline %u: no link of %llu bytes: %s", pipeline,

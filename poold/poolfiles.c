@@ -9,6 +9,7 @@
 
 #include "common/log.h"
 #include "poold/daemon.h"
+#include "poold/death.h"
 
 enum { COPY_CHUNKS = 1 }; /* room to copy a partly common chunk into, besides one whole context */
 
@@ -63,6 +64,7 @@ int poolfiles_open(struct daemon *d, struct why *why)
         poolfiles_drop(d);
         return 0;
     }
+    DEATH_POINT("control-grow");
     seg->h->grow_chunks = d->config->pool.grow;
     r = adopt_pool(d, seg, why);
     for (uint32_t p = 0; r == 0 && p < POOL_PIPELINES_MAX; p++)
@@ -93,6 +95,17 @@ static int check_size(const struct daemon *d, const struct worker_facts *f, stru
         (unsigned long long)least * c->pool.chunk);
 }
 
+void poolfiles_sign(const struct daemon *d, struct segment *seg)
+{
+    DEATH_POINT("control-boot");
+    process_boot_id(seg->h->boot_id);
+    DEATH_POINT("control-pid");
+    seg->h->poold_pid = (uint32_t)getpid();
+    DEATH_POINT("control-incarnation");
+    shm_store_u64(&seg->h->poold_incarnation, d->self);
+    DEATH_POINT("control-signed");
+}
+
 int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *why,
                    Cistern__Code *ret_code)
 {
@@ -110,9 +123,7 @@ int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *w
     struct segment *seg = NULL;
     r = segment_make(d->config->pool.dir, &want, why, &seg);
     if (r < 0) return r;
-    process_boot_id(seg->h->boot_id);
-    seg->h->poold_pid = (uint32_t)getpid();
-    shm_store_u64(&seg->h->poold_incarnation, d->self);
+    poolfiles_sign(d, seg);
     r = adopt_pool(d, seg, why);
     if (r < 0) return r;
     log_info("pool %016llx: %u chunks of %u cells, %u conversations, context %u, %s",

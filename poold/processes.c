@@ -15,6 +15,7 @@
 #include <sys/un.h>
 
 #include "common/log.h"
+#include "poold/death.h"
 
 struct processes {
     struct loop *loop;
@@ -117,10 +118,18 @@ static void process_free(struct process *w)
     free(w);
 }
 
+/* Death before it: the next poold finds the process dead and does the same. */
+static void forget(struct pool_process *r)
+{
+    DEATH_POINT("process-dead");
+    shm_store_u64(&r->incarnation, 0);
+    DEATH_POINT("process-forgotten");
+}
+
 static void confirmed_dead(struct process *w)
 {
     struct processes *all = w->all;
-    if (w->record >= 0 && all->seg) shm_store_u64(&all->seg->processes[w->record].incarnation, 0);
+    if (w->record >= 0 && all->seg) forget(&all->seg->processes[w->record]);
     all->events.dead(all->events.arg, w);
     process_free(w);
 }
@@ -136,7 +145,10 @@ void process_kill(struct process *w, const char *reason)
     if (w->dying) return;
     w->dying = true;
     log_warn("%s: %s; killing it", process_name(w), reason);
-    if (w->record >= 0 && w->all->seg) w->all->seg->processes[w->record].dying = 1;
+    if (w->record >= 0 && w->all->seg) {
+        DEATH_POINT("process-dying");
+        w->all->seg->processes[w->record].dying = 1;
+    }
     if (syscall(SYS_pidfd_send_signal, w->pidfd, SIGKILL, NULL, 0) < 0 && errno != ESRCH)
         log_error("%s: cannot be killed: %s", process_name(w), strerror(errno));
 }
@@ -343,6 +355,7 @@ int process_record(struct process *w, struct segment *s)
     w->record = i;
     struct pool_process *r = &s->processes[i];
     if (r->incarnation == w->incarnation) return 0; /* it kept its record over poold's restart */
+    DEATH_POINT("process-fields");
     *r = (struct pool_process){
         .start_time = w->start_time,
         .pid = w->pid,
@@ -350,7 +363,9 @@ int process_record(struct process *w, struct segment *s)
         .pipeline = w->pipeline,
         .stage = w->stage,
     };
+    DEATH_POINT("process-record");
     shm_store_u64(&r->incarnation, w->incarnation);
+    DEATH_POINT("process-recorded");
     return 0;
 }
 
@@ -397,7 +412,7 @@ void processes_adopt(struct processes *p, struct segment *s)
         if (s->processes[i].role == POOL_ROLE_WORKER)
             adopt(p, s, i);
         else
-            shm_store_u64(&s->processes[i].incarnation, 0);
+            forget(&s->processes[i]);
     }
 }
 

@@ -13,6 +13,8 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
+#include "poold/death.h"
+
 enum { PAGE_BYTES = 4096 };
 
 static uint64_t page_up(uint64_t bytes)
@@ -31,17 +33,19 @@ static void segment_point(struct segment *s)
 }
 
 /* Sizes and offsets of everything, from the numbers that are already in the header. */
-static void lay_out(struct pool_header *h)
+static void lay_out(struct pool_header *ret)
 {
-    h->version = POOL_SHM_VERSION;
-    h->header_bytes = sizeof(*h);
-    h->processes_off = page_up(sizeof(*h));
-    h->pipelines_off = h->processes_off + page_up(POOL_PROCESSES_MAX * sizeof(struct pool_process));
-    h->rows_off = h->pipelines_off + page_up(POOL_PIPELINES_MAX * sizeof(struct pool_pipeline));
-    h->tables_off = h->rows_off + page_up((uint64_t)h->n_rows * sizeof(struct pool_row));
-    h->chunks_off =
-        h->tables_off + page_up((uint64_t)h->n_rows * h->table_entries * sizeof(uint64_t));
-    h->bytes = h->chunks_off + page_up(((uint64_t)h->n_chunks + 1) * sizeof(struct pool_chunk));
+    ret->version = POOL_SHM_VERSION;
+    ret->header_bytes = sizeof(*ret);
+    ret->processes_off = page_up(sizeof(*ret));
+    ret->pipelines_off =
+        ret->processes_off + page_up(POOL_PROCESSES_MAX * sizeof(struct pool_process));
+    ret->rows_off = ret->pipelines_off + page_up(POOL_PIPELINES_MAX * sizeof(struct pool_pipeline));
+    ret->tables_off = ret->rows_off + page_up((uint64_t)ret->n_rows * sizeof(struct pool_row));
+    ret->chunks_off =
+        ret->tables_off + page_up((uint64_t)ret->n_rows * ret->table_entries * sizeof(uint64_t));
+    ret->bytes =
+        ret->chunks_off + page_up(((uint64_t)ret->n_chunks + 1) * sizeof(struct pool_chunk));
 }
 
 static struct pool_header header_of(const struct segment_want *want)
@@ -83,15 +87,19 @@ int segment_make(const char *dir, const struct segment_want *want, struct why *w
     s->fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (s->fd < 0)
         return why_set(why, -errno, "%s: cannot be made: %s; see pool.dir", path, strerror(errno));
+    DEATH_POINT("control-empty");
     int r = -posix_fallocate(s->fd, 0, (off_t)h.bytes);
     if (r < 0)
         return why_set(why, r, "%s: no room for %zu bytes of tables: %s; see pool.dir", path,
                        s->bytes, strerror(-r));
     r = map(s, path, why);
     if (r < 0) return r;
+    DEATH_POINT("control-header");
     *s->h = h;
     segment_point(s);
-    __atomic_store_n(&s->h->magic, POOL_CONTROL_MAGIC, __ATOMIC_RELEASE);
+    DEATH_POINT("control-magic");
+    shm_store_u64(&s->h->magic, POOL_CONTROL_MAGIC);
+    DEATH_POINT("control-made");
     *ret = TAKE(s);
     return 0;
 }
@@ -161,8 +169,11 @@ void segment_commit(struct segment *s, uint32_t row, const struct pool_body *bod
     struct pool_row *r = &s->rows[row];
     uint64_t next = r->version + 1;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    DEATH_POINT("row-body");
     r->body[next & 1] = *body;
+    DEATH_POINT("row-version");
     shm_store_u64(&r->version, next);
+    DEATH_POINT("row-committed");
 }
 
 uint64_t *segment_table(struct segment *s, uint32_t row)
@@ -177,5 +188,8 @@ void segment_trim_table(struct segment *s, uint32_t row)
     uint64_t *table = segment_table(s, row);
     uint32_t n = b->state == POOL_FREE ? 0 : b->n_entries;
     for (uint32_t i = n; i < s->h->table_entries; i++)
-        if (table[i]) shm_store_u64(&table[i], 0);
+        if (table[i]) {
+            DEATH_POINT("table-trim");
+            shm_store_u64(&table[i], 0);
+        }
 }

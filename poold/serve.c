@@ -96,6 +96,7 @@ static const struct {
     {CISTERN__ENVELOPE__BODY_GROW,          operation         },
     {CISTERN__ENVELOPE__BODY_TRUNCATE,      operation         },
     {CISTERN__ENVELOPE__BODY_CLOSE,         operation         },
+    {CISTERN__ENVELOPE__BODY_ABANDON,       operation_abandon },
     {CISTERN__ENVELOPE__BODY_DROP,          on_drop           },
     {CISTERN__ENVELOPE__BODY_RESET,         pipeline_reset    },
     {CISTERN__ENVELOPE__BODY_STATUS_ASK,    on_status         },
@@ -204,9 +205,7 @@ static int begin(struct daemon *d, struct why *why)
             d->pool->manned[p->pipeline][p->stage] = true;
     }
     processes_adopt(d->processes, s);
-    process_boot_id(s->h->boot_id);
-    s->h->poold_pid = (uint32_t)getpid();
-    shm_store_u64(&s->h->poold_incarnation, d->self);
+    poolfiles_sign(d, s);
     return 0;
 }
 

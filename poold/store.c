@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "poold/death.h"
+
 void mapped_file_fini(struct mapped_file *f)
 {
     if (f->at) (void)munmap(f->at, f->bytes);
@@ -52,6 +54,7 @@ int store_make(const char *dir, const char *name, size_t bytes, struct why *why,
     CLEANUP(mapped_file_fini) struct mapped_file f = {.bytes = bytes};
     f.fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (f.fd < 0) return why_set(why, -errno, "%s: cannot be made: %s", path, strerror(errno));
+    DEATH_POINT("file-empty");
     int r = -posix_fallocate(f.fd, 0, (off_t)bytes);
     if (r == 0) r = map(&f);
     if (r < 0) {
@@ -78,9 +81,11 @@ int store_tokens(const char *dir, const struct pool_header *h, struct why *why,
     int r = store_make(dir, "tokens", bytes, why, ret);
     if (r < 0) return r;
     struct pool_tokens *t = ret->at;
-    t->pool_id = h->pool_id;
-    t->n_cells = n_cells;
+    DEATH_POINT("tokens-header");
+    *t = (struct pool_tokens){.pool_id = h->pool_id, .n_cells = n_cells};
+    DEATH_POINT("tokens-magic");
     shm_store_u64(&t->magic, POOL_TOKENS_MAGIC);
+    DEATH_POINT("tokens-made");
     *ret_new = true;
     return 0;
 }
@@ -102,11 +107,12 @@ int store_page(const char *dir, const struct pool_header *h, uint32_t pipeline, 
     int r = store_make(dir, name, bytes, why, ret);
     if (r < 0) return r;
     struct pool_page *p = ret->at;
-    p->pool_id = h->pool_id;
-    p->pipeline = pipeline;
-    p->stage = stage;
-    p->n_rows = h->n_rows;
+    DEATH_POINT("page-header");
+    *p = (struct pool_page){
+        .pool_id = h->pool_id, .pipeline = pipeline, .stage = stage, .n_rows = h->n_rows};
+    DEATH_POINT("page-magic");
     shm_store_u64(&p->magic, POOL_PAGE_MAGIC);
+    DEATH_POINT("page-made");
     *ret_new = true;
     return 0;
 }
