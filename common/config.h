@@ -10,6 +10,12 @@
 
 #include "common/base.h"
 
+/* What happens to a conversation that needs room when there is none. */
+enum pool_when_dry {
+    POOL_DRY_END,  /* a new one is refused, a running one ends with what it has */
+    POOL_DRY_WAIT, /* it waits; older ones take from younger ones */
+};
+
 enum pool_lock { POOL_LOCK_AUTO, POOL_LOCK_YES, POOL_LOCK_NO };
 
 struct config {
@@ -28,10 +34,13 @@ struct config {
         uint32_t chunk; /* C, cells */
         uint32_t grow;  /* chunks asked for at once */
         uint32_t conversations;
-        uint32_t kv;        /* enum pool_kv */
-        uint32_t lock;      /* enum pool_lock */
-        uint32_t threads;   /* of prefault; 0: all cores */
-        uint32_t attach_ms; /* after a restart: who has not attached by then is killed */
+        uint32_t kv;             /* enum pool_kv */
+        uint32_t lock;           /* enum pool_lock */
+        uint32_t threads;        /* of prefault; 0: all cores */
+        uint32_t admission;      /* 0 grow, 1 full: reserve prompt and max_tokens at once */
+        uint32_t default_tokens; /* of an answer without max_tokens, for admission = full */
+        uint32_t when_dry;       /* enum pool_when_dry */
+        uint32_t attach_ms;      /* after a restart: who has not attached by then is killed */
     } pool;
     struct {
         uint32_t stages;  /* of the pipeline */
@@ -48,6 +57,7 @@ struct config {
         bool trace_all;     /* with trace: also rows that are not sampled */
     } worker;
     struct {
+        uint32_t queue_wait_ms;  /* that a request waits for room, with pool.when_dry = wait */
         char *listen;            /* address */
         uint32_t port;           /* 0: the kernel chooses */
         uint32_t queue;          /* requests beyond the lanes before 503 queue_full */

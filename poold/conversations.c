@@ -59,7 +59,7 @@ static void bind(struct pool *p, const struct pool_open *ask, uint32_t row, stru
     b.life = p->seg->pipelines[ask->pipeline].life;
     b.salt = ask->salt;
     b.gateway = ask->gateway;
-    b.arrival = ask->arrival ? ask->arrival : p->next_arrival;
+    b.arrival = ask->arrival;
     p->next_arrival = max_u64(p->next_arrival, b.arrival + 1);
     b.op_incarnation = ask->op.incarnation;
     b.op_number = ask->op.number;
@@ -94,7 +94,8 @@ static int open_new(struct pool *p, const struct pool_open *ask, uint32_t source
     /* The source is spared as a whole: it is the most wanted conversation there is. When that
      * leaves too little room it is neither spared nor shared. */
     int r = plan_has_row(p, source, ask->may_wait);
-    if (r == 0) r = plan_room(p, entries - shared, source, ask->may_wait);
+    struct plan_ask room = {entries - shared, source, ask->arrival, ask->may_wait};
+    if (r == 0) r = plan_room(p, &room);
     if (r == -ENOSPC && source != PLAN_NOBODY) return open_new(p, ask, PLAN_NOBODY, 0, ret_row);
     if (r < 0) return r;
     row = plan_row(p, source);
@@ -133,7 +134,8 @@ static int open_over(struct pool *p, const struct pool_open *ask, uint32_t row, 
     uint32_t tail = tail_gain(p, row, have);
     /* One more than it seems: a cut inside a shared chunk wants another one to copy into. */
     uint32_t need = entries - have + (cells % p->seg->h->chunk_cells != 0);
-    int r = need > tail ? plan_room(p, need - tail, row, ask->may_wait) : 0;
+    struct plan_ask room = {need - min_u32(need, tail), row, ask->arrival, ask->may_wait};
+    int r = plan_room(p, &room);
     if (r < 0) return r;
     const struct pool_body *old = segment_body(p->seg, row);
     if (cells < pool_cached_cells(old) || have < old->n_entries)
@@ -213,7 +215,8 @@ int pool_grow(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to
     if (b.state != POOL_ACTIVE) return -ESTALE;
     if (to_cells > p->seg->h->geometry.context_tokens) return -E2BIG;
     uint32_t entries = max_u32(pool_entries_for(p, to_cells), b.n_entries);
-    r = plan_room(p, entries - b.n_entries, PLAN_NOBODY, true);
+    struct plan_ask room = {entries - b.n_entries, PLAN_NOBODY, b.arrival, true};
+    r = plan_room(p, &room);
     if (r < 0) return r;
     reserve(p, seen.row, b.n_entries, entries);
     b.n_entries = entries;
@@ -231,7 +234,8 @@ int pool_grow(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to
 static int truncate_row(struct pool *p, struct op_id op, uint32_t row, uint32_t cells)
 {
     uint32_t state = segment_body(p->seg, row)->state;
-    int r = state == POOL_ACTIVE ? plan_room(p, 1, PLAN_NOBODY, true) : 0;
+    struct plan_ask room = {1, PLAN_NOBODY, segment_body(p->seg, row)->arrival, true};
+    int r = state == POOL_ACTIVE ? plan_room(p, &room) : 0;
     if (r < 0) return r;
     pool_cut(p, row, cells, state, state == POOL_ACTIVE ? NULL : &op);
     if (state != POOL_ACTIVE) return 0;

@@ -31,6 +31,8 @@ struct worker_facts {
 struct pipeline_state {
     bool needs_life; /* one of its workers is another process than in its present life */
     bool ready;
+    uint32_t asked_row; /* the last one that its head was asked to give back */
+    uint64_t asked_generation;
     uint64_t told; /* digest of what was broadcast last */
 };
 
@@ -49,7 +51,8 @@ struct daemon {
     struct pipeline_state pipeline[POOL_PIPELINES_MAX];
     struct pending *pending;
     struct loop_source *drain_timer, *tick_timer, *watchdog_timer, *signals;
-    bool draining; /* drain_timer runs */
+    uint64_t retried; /* commits when the waiting operations were tried last */
+    bool draining;    /* drain_timer runs */
     uint64_t tick_us, started_us;
     bool adopted_judged; /* the deadline for coming back after a restart has passed */
 };
@@ -94,6 +97,7 @@ void pipeline_judge(struct daemon *d);
 
 /* operations.c */
 void operation(struct daemon *d, struct process *who, const Cistern__Envelope *m);
+void operation_abandon(struct daemon *d, struct process *who, const Cistern__Envelope *m);
 /* After pages moved, a death, or a row changed: what waits is tried again. */
 void operations_retry(struct daemon *d);
 void operations_forget(struct daemon *d, uint64_t incarnation);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Operations on conversations as messages: checked at the door, done by pool.h's functions,
- * answered with the row as it stands. One that has to wait (for windows to drain) is kept here and
- * tried again whenever something moved; none waits longer than its deadline.
+ * answered with the row as it stands. All go through one queue in the order of age, where those
+ * stay that have to wait: for windows to drain, or (pool.when_dry = wait) for room. While an older
+ * one waits for room, no younger one takes any.
  */
 #include <errno.h>
 #include <string.h>
@@ -18,12 +19,19 @@ enum {
 
 enum op_kind { OP_OPEN, OP_GROW, OP_TRUNCATE, OP_CLOSE };
 
+/* How long it has waited: not as long as for what is closing; longer; longer than for room. */
+enum patience { PATIENT, LATE, TOO_LATE };
+
 struct pending {
     struct pending *next;
     enum op_kind kind;
     struct op_id id;
-    uint32_t pipeline; /* of the head that asks */
-    uint64_t deadline_us;
+    uint32_t pipeline;      /* of the head that asks */
+    uint64_t arrival;       /* age of the conversation */
+    uint64_t since_us;      /* when it came */
+    enum patience patience; /* when it was tried last */
+    bool tried, blocked;    /* blocked: it waits for room, nobody younger takes any */
+    bool admitted;          /* open: of an earlier attempt; it is never refused for room */
     struct pool_open open;
     uint32_t *tokens; /* open's */
     struct row_seen seen;
@@ -58,12 +66,13 @@ static int open_from(const Cistern__Open *o, const struct worker_facts *f, struc
         .n_tokens = (uint32_t)n,
         .max_cells = o->max_cells,
         .salt = o->salt,
-        .arrival = o->arrival,
         .gateway = o->gateway,
         .resume = o->resume_row > 0,
         .resume_row = o->resume_row - 1,
         .resume_generation = o->resume_generation,
     };
+    ret->arrival = o->arrival;
+    ret->admitted = o->arrival != 0;
     return 0;
 }
 
@@ -101,24 +110,88 @@ static int op_from(const Cistern__Envelope *m, const struct worker_facts *f, str
 
 static int op_do(struct daemon *d, struct pending *op, uint32_t *ret_row)
 {
-    bool late = now_us() >= op->deadline_us;
+    struct pool_close close = {op->id, op->seen, op->last_window, op->cells, op->resume};
     *ret_row = op->seen.row;
     switch (op->kind) {
     case OP_OPEN:
-        op->open.may_wait = !late;
+        op->open.may_wait = op->patience == PATIENT;
+        op->open.arrival = op->arrival;
         return pool_open_row(d->pool, &op->open, ret_row);
-    case OP_GROW: {
-        int r = pool_grow(d->pool, op->id, op->seen, op->cells);
-        return r == -EAGAIN && late ? -ENOSPC : r;
-    }
+    case OP_GROW:
+        return pool_grow(d->pool, op->id, op->seen, op->cells);
     case OP_TRUNCATE:
         return pool_truncate(d->pool, op->id, op->seen, op->cells, op->last_window);
-    case OP_CLOSE: {
-        struct pool_close close = {op->id, op->seen, op->last_window, op->cells, op->resume};
+    case OP_CLOSE:
         return pool_close_row(d->pool, &close);
     }
-    }
     return -EPROTO;
+}
+
+static bool wants_room(const struct pending *op)
+{
+    return op->kind == OP_OPEN || op->kind == OP_GROW;
+}
+
+/* An older conversation that runs takes from the youngest that is younger: its head is asked to
+ * close it, once, and enters it again when there is room. */
+static void ask_back(struct daemon *d, const struct pending *op)
+{
+    uint32_t row = op->kind == OP_GROW ? pool_youngest(d->pool, op->arrival) : UINT32_MAX;
+    if (row == UINT32_MAX) return; /* nobody to take from: it parks until something is free */
+    const struct pool_body *b = segment_body(d->pool->seg, row);
+    struct pipeline_state *p = &d->pipeline[b->pipeline];
+    struct process *head = process_at(d->processes, b->pipeline, 0);
+    if (!head || (p->asked_row == row && p->asked_generation == b->generation)) return;
+    p->asked_row = row;
+    p->asked_generation = b->generation;
+    Cistern__GiveBack give = CISTERN__GIVE_BACK__INIT;
+    give.row = row;
+    give.generation = b->generation;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_GIVE_BACK;
+    m.give_back = &give;
+    daemon_send(d, head->incarnation, 0, &m);
+}
+
+/* By the clock. */
+static enum patience patience(const struct daemon *d, const struct pending *op)
+{
+    uint64_t waited = now_us() - op->since_us;
+    uint64_t room_us = max_u64(WAIT_US, d->config->gateway.queue_wait_ms * UINT64_C(1000));
+    return waited < WAIT_US ? PATIENT : waited < room_us ? LATE : TOO_LATE;
+}
+
+/* What -ENOSPC means for this operation: it waits (true), or is told. */
+static bool waits_for_room(const struct daemon *d, const struct pending *op)
+{
+    if (op->admitted) return true;
+    if (d->config->pool.when_dry != POOL_DRY_WAIT) return false;
+    return op->kind == OP_GROW || op->patience < TOO_LATE;
+}
+
+/* Nothing has changed for it since it was tried last: only its patience may have run out. */
+static bool not_yet(const struct daemon *d, struct pending *op, bool moved)
+{
+    enum patience before = op->patience;
+    bool first = !op->tried;
+    op->tried = true;
+    op->patience = patience(d, op);
+    return !first && !moved && op->patience == before && wants_room(op);
+}
+
+/* Whether the operation stays in the queue. *blocked: an older one waits for room. */
+static bool op_stays(struct daemon *d, struct pending *op, bool *blocked, int *ret,
+                     uint32_t *ret_row)
+{
+    if (*blocked && wants_room(op)) return true;
+    int r = op_do(d, op, ret_row);
+    if (r == -EAGAIN && (op->kind != OP_GROW || op->patience == PATIENT)) return true;
+    if (r == -EAGAIN) r = -ENOSPC; /* what was closing has not sufficed */
+    *ret = r;
+    if (r != -ENOSPC || !waits_for_room(d, op)) return false;
+    *blocked = op->blocked = true;
+    ask_back(d, op);
+    return true;
 }
 
 static void answer_row(struct daemon *d, const struct op_id *id, uint32_t row, Cistern__Code code)
@@ -186,35 +259,71 @@ void operations_retry(struct daemon *d)
 {
     if (!d->pool) return;
     (void)pool_drain(d->pool);
+    bool blocked = false, moved = d->pool->seg->commits != d->retried;
     for (struct pending **at = &d->pending; *at;) {
         struct pending *op = *at;
-        uint32_t row;
-        int r = op_do(d, op, &row);
-        if (r == -EAGAIN) {
+        uint32_t row = 0;
+        int r = 0;
+        if (not_yet(d, op, moved)) {
+            blocked |= op->blocked;
+            at = &op->next;
+            continue;
+        }
+        op->blocked = false;
+        if (op_stays(d, op, &blocked, &r, &row)) {
             at = &op->next;
             continue;
         }
         *at = op->next;
         answer(d, op, r, row);
         op_free(op);
+        moved = true; /* also for those behind it */
     }
+    d->retried = d->pool->seg->commits;
     mind_pages(d);
 }
 
-static uint32_t count_pending(const struct daemon *d, struct op_id id, bool *ret_known)
-{
-    uint32_t n = 0;
-    for (const struct pending *op = d->pending; op; op = op->next, n++)
-        if (op->id.incarnation == id.incarnation && op->id.number == id.number) *ret_known = true;
-    return n;
-}
-
-static void keep(struct daemon *d, struct pending *op)
+static struct pending **find_pending(struct daemon *d, struct op_id id, uint32_t *ret_before)
 {
     struct pending **at = &d->pending;
-    while (*at)
-        at = &(*at)->next; /* in the order they came */
+    uint32_t n = 0;
+    for (; *at; at = &(*at)->next, n++)
+        if ((*at)->id.incarnation == id.incarnation && (*at)->id.number == id.number) break;
+    *ret_before = n;
+    return at;
+}
+
+/* The oldest conversation first; of equal age in the order they came. */
+static void queue(struct daemon *d, struct pending *op)
+{
+    struct pending **at = &d->pending;
+    while (*at && (*at)->arrival <= op->arrival)
+        at = &(*at)->next;
+    op->next = *at;
     *at = op;
+}
+
+/* A conversation's age: what its row says, or what the message says, or it is the youngest. */
+static void set_age(struct daemon *d, struct pending *op)
+{
+    bool row = op->kind != OP_OPEN && op->seen.row < d->pool->seg->h->n_rows;
+    if (row)
+        op->arrival = segment_body(d->pool->seg, op->seen.row)->arrival;
+    else if (op->kind == OP_OPEN && !op->arrival)
+        op->arrival = pool_next_arrival(d->pool);
+}
+
+void operation_abandon(struct daemon *d, struct process *who, const Cistern__Envelope *m)
+{
+    uint32_t before;
+    struct pending **at =
+        find_pending(d, (struct op_id){who->incarnation, m->abandon->number}, &before);
+    struct pending *op = *at;
+    if (!op || op->kind != OP_OPEN) return; /* answered already */
+    *at = op->next;
+    daemon_refuse(d, who->incarnation, op->id.number, CISTERN__CODE__UNKNOWN, "abandoned");
+    op_free(op);
+    operations_retry(d);
 }
 
 void operation(struct daemon *d, struct process *who, const Cistern__Envelope *m)
@@ -228,25 +337,21 @@ void operation(struct daemon *d, struct process *who, const Cistern__Envelope *m
     CLEANUP(op_freep) struct pending *op = xnew(struct pending);
     op->id = (struct op_id){who->incarnation, m->number};
     op->pipeline = f->pipeline;
-    op->deadline_us = now_us() + WAIT_US;
+    op->since_us = now_us();
     if (op_from(m, f, op) < 0) {
         daemon_refuse(d, who->incarnation, m->number, CISTERN__CODE__MALFORMED,
                       "the operation has a field out of its range");
         return;
     }
-    bool known = false;
-    if (count_pending(d, op->id, &known) >= PENDING_MAX) {
+    uint32_t n;
+    if (*find_pending(d, op->id, &n)) return; /* sent again while it waits: answered once */
+    if (n >= PENDING_MAX) {
         daemon_refuse(d, who->incarnation, m->number, CISTERN__CODE__POOL_FULL,
                       "too many operations wait");
         return;
     }
-    if (known) return; /* sent again while it waits: it will be answered once */
-    uint32_t row;
-    int r = op_do(d, op, &row);
-    if (r == -EAGAIN)
-        keep(d, TAKE(op));
-    else
-        answer(d, op, r, row);
+    set_age(d, op);
+    queue(d, TAKE(op));
     operations_retry(d);
 }
 

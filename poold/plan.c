@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Eviction. Called by pool.c when an operation lacks chunks or a row; takes from idle conversations
- * only, in a fixed order, and only when the whole need can be met.
+ * Eviction. Called by conversations.c when an operation lacks chunks or a row; takes in a fixed
+ * order, never from an active conversation, and only when the whole need can be met.
  */
 #include "poold/plan.h"
 
@@ -11,30 +11,101 @@
 
 struct candidate {
     uint32_t row, rank;
-    uint64_t last_use;
+    uint64_t order; /* within its rank, the lowest first */
 };
 
-/* Rank, then the least recently used, then the lower row: the same plan for the same pool. */
+/* ---- who is the beginning of another ---- */
+
+static uint32_t row_length(const struct pool *p, uint32_t row)
+{
+    return min_u32(pool_valid_cells(p, row),
+                   segment_body(p->seg, row)->n_entries * p->seg->h->chunk_cells);
+}
+
+/* Common cells of two rows, at most n. Chunks that they share need no look. */
+static uint32_t common(const struct pool *p, uint32_t a, uint32_t b, uint32_t n)
+{
+    const uint64_t *ta = segment_table(p->seg, a), *tb = segment_table(p->seg, b);
+    uint32_t c = p->seg->h->chunk_cells;
+    for (uint32_t i = 0; i < n; i += c) {
+        if (ta[i / c] == tb[i / c]) continue;
+        const uint32_t *ca = p->cells + (uint64_t)pool_entry_chunk(ta[i / c]) * c;
+        const uint32_t *cb = p->cells + (uint64_t)pool_entry_chunk(tb[i / c]) * c;
+        for (uint32_t k = 0; k < min_u32(c, n - i); k++)
+            if ((ca[k] ^ cb[k]) & ~POOL_TOKEN_GENERATED) return i + k;
+    }
+    return n;
+}
+
+static uint32_t token_at(const struct pool *p, uint32_t row, uint32_t pos)
+{
+    uint32_t c = p->seg->h->chunk_cells;
+    uint64_t chunk = pool_entry_chunk(segment_table(p->seg, row)[pos / c]);
+    return p->cells[chunk * c + pos % c] & ~POOL_TOKEN_GENERATED;
+}
+
+/* By salt, then as words in a dictionary: a beginning comes right before one that goes on with it.
+ * Of equal ones the lower row comes first, and gives back. */
+static int by_tokens(const void *x, const void *y, void *arg)
+{
+    const struct pool *p = arg;
+    uint32_t a = *(const uint32_t *)x, b = *(const uint32_t *)y;
+    uint64_t sa = segment_body(p->seg, a)->salt, sb = segment_body(p->seg, b)->salt;
+    if (sa != sb) return sa < sb ? -1 : 1;
+    uint32_t na = row_length(p, a), nb = row_length(p, b), n = min_u32(na, nb);
+    uint32_t same = common(p, a, b, n);
+    if (same < n) return token_at(p, a, same) < token_at(p, b, same) ? -1 : 1;
+    if (na != nb) return na < nb ? -1 : 1;
+    return a < b ? -1 : 1;
+}
+
+/* Marks the rows whose tokens are all the beginning of another row's. */
+static void mark_beginnings(struct pool *p, bool *ret_beginning)
+{
+    uint32_t n_rows = p->seg->h->n_rows, n = 0;
+    CLEANUP(freep) uint32_t *rows = xcalloc(n_rows, sizeof(*rows));
+    for (uint32_t row = 0; row < n_rows; row++)
+        if (segment_body(p->seg, row)->state != POOL_FREE) rows[n++] = row;
+    qsort_r(rows, n, sizeof(*rows), by_tokens, p);
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        uint32_t a = rows[i], b = rows[i + 1], length = row_length(p, a);
+        if (segment_body(p->seg, a)->salt != segment_body(p->seg, b)->salt) continue;
+        ret_beginning[a] = row_length(p, b) >= length && common(p, a, b, length) == length;
+    }
+}
+
+/* ---- the order ---- */
+
+/* Rank, order, then the lower row: the same plan for the same pool. */
 static int by_order(const void *a, const void *b)
 {
     const struct candidate *x = a, *y = b;
     if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
-    if (x->last_use != y->last_use) return x->last_use < y->last_use ? -1 : 1;
+    if (x->order != y->order) return x->order < y->order ? -1 : 1;
     return x->row < y->row ? -1 : 1;
 }
 
-static uint32_t candidates(const struct pool *p, uint32_t spare, struct candidate *ret)
+static uint32_t candidates(struct pool *p, uint32_t spare, uint64_t arrival, struct candidate *ret)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, block = p->seg->h->geometry.block_cells;
+    CLEANUP(freep) bool *beginning = xcalloc(p->seg->h->n_rows, sizeof(*beginning));
+    mark_beginnings(p, beginning);
     for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
-        if (b->state != POOL_IDLE || row == spare) continue;
-        uint32_t rank = b->base < p->seg->h->geometry.block_cells ? 0 : 1;
-        ret[n++] = (struct candidate){row, rank, p->seg->rows[row].last_use};
+        if (row == spare) continue;
+        if (b->state == POOL_IDLE) {
+            bool no_loss = pool_cached_cells(b) < block || beginning[row];
+            ret[n++] = (struct candidate){row, no_loss ? PLAN_NO_LOSS : PLAN_CACHED,
+                                          p->seg->rows[row].last_use};
+        } else if (b->state == POOL_WAITING && b->arrival > arrival) {
+            ret[n++] = (struct candidate){row, PLAN_YOUNGER, UINT64_MAX - b->arrival};
+        }
     }
     qsort(ret, n, sizeof(*ret), by_order);
     return n;
 }
+
+/* ---- the plan ---- */
 
 /* Entries that a row can give back: its table's, and the one to copy from as a last one. */
 static uint32_t n_holds(const struct pool_body *b) { return b->n_entries + (b->copy_entry != 0); }
@@ -65,25 +136,26 @@ static uint32_t closing_chunks(const struct pool *p)
     return n;
 }
 
-int plan_room(struct pool *p, uint32_t need, uint32_t spare, bool may_wait)
+int plan_room(struct pool *p, const struct plan_ask *ask)
 {
-    if (p->n_free >= need) return 0;
-    uint32_t want = need - p->n_free, gained = 0, used = 0;
+    if (p->n_free >= ask->need) return 0;
+    uint32_t want = ask->need - p->n_free, gained = 0, used = 0;
     struct pool_header *h = p->seg->h;
     CLEANUP(freep) struct candidate *c = xcalloc(h->n_rows, sizeof(*c));
     CLEANUP(freep) uint32_t *keep = xcalloc(h->n_rows, sizeof(*keep));
-    uint32_t n = candidates(p, spare, c);
+    uint32_t n = candidates(p, ask->spare, ask->arrival, c);
     memcpy(p->scratch, p->refs, ((size_t)h->n_chunks + 1) * sizeof(*p->refs));
     for (; used < n && gained < want; used++) {
         keep[used] = n_holds(segment_body(p->seg, c[used].row));
         gained += gain(p, c[used].row, &keep[used], want - gained);
     }
-    if (gained < want) return may_wait && closing_chunks(p) >= want - gained ? -EAGAIN : -ENOSPC;
+    if (gained < want)
+        return ask->may_wait && closing_chunks(p) >= want - gained ? -EAGAIN : -ENOSPC;
     for (uint32_t i = 0; i < used; i++) {
         const struct pool_body *b = segment_body(p->seg, c[i].row);
         p->evictions[c[i].rank] += n_holds(b) - keep[i];
         uint32_t cells = min_u32(b->base, keep[i] * h->chunk_cells);
-        pool_cut(p, c[i].row, cells, POOL_IDLE, NULL);
+        pool_cut(p, c[i].row, cells, b->state, NULL);
     }
     return 0;
 }
@@ -107,7 +179,7 @@ uint32_t plan_row(struct pool *p, uint32_t spare)
     for (uint32_t row = 0; row < h->n_rows; row++)
         if (segment_body(p->seg, row)->state == POOL_FREE) return row;
     CLEANUP(freep) struct candidate *c = xcalloc(h->n_rows, sizeof(*c));
-    uint32_t n = candidates(p, spare, c);
+    uint32_t n = candidates(p, spare, UINT64_MAX, c); /* idle ones only: nobody is younger */
     assert(n > 0);
     p->evictions[c[0].rank] += segment_body(p->seg, c[0].row)->n_entries;
     pool_cut(p, c[0].row, 0, POOL_IDLE, NULL);

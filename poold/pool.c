@@ -111,6 +111,20 @@ uint64_t pool_chunk_take(struct pool *p)
     return pool_entry(chunk, c->generation);
 }
 
+uint64_t pool_next_arrival(struct pool *p) { return p->next_arrival++; }
+
+uint32_t pool_youngest(const struct pool *p, uint64_t arrival)
+{
+    uint32_t best = UINT32_MAX;
+    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+        const struct pool_body *b = segment_body(p->seg, row);
+        if (b->state != POOL_ACTIVE || b->arrival <= arrival) continue;
+        arrival = b->arrival;
+        best = row;
+    }
+    return best;
+}
+
 /* Least over the head's second word and the stages' words; a word of another lease counts as base.
  */
 uint32_t pool_valid_cells(const struct pool *p, uint32_t row)

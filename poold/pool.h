@@ -48,7 +48,8 @@ struct pool_open {
     const uint32_t *tokens;
     uint32_t n_tokens;
     uint32_t max_cells; /* cells to reserve, when more than the prompt and a growth unit; 0: no */
-    uint64_t salt, arrival, gateway;
+    uint64_t arrival;   /* its age: pool_next_arrival, or what it had in an earlier attempt */
+    uint64_t salt, gateway;
     bool resume; /* take row resume_row of resume_generation over, if it still waits */
     uint32_t resume_row;
     uint64_t resume_generation;
@@ -68,6 +69,9 @@ int pool_new(struct segment *seg, const uint32_t *cells, struct why *why, struct
 void pool_free(struct pool *p);
 static inline void pool_freep(struct pool **p) { pool_free(*p); }
 
+uint64_t pool_next_arrival(struct pool *p);
+/* The youngest active row that is younger than arrival; UINT32_MAX: there is none. */
+uint32_t pool_youngest(const struct pool *p, uint64_t arrival);
 int pool_open_row(struct pool *p, const struct pool_open *ask, uint32_t *ret_row);
 int pool_grow(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to_cells);
 /* -EAGAIN also until every stage has drained past last_window. */

@@ -129,8 +129,8 @@ static void forget(struct pool_process *r)
 static void confirmed_dead(struct process *w)
 {
     struct processes *all = w->all;
-    if (w->record >= 0 && all->seg) forget(&all->seg->processes[w->record]);
     all->events.dead(all->events.arg, w);
+    if (w->record >= 0 && all->seg) forget(&all->seg->processes[w->record]);
     process_free(w);
 }
 

@@ -174,6 +174,7 @@ void segment_commit(struct segment *s, uint32_t row, const struct pool_body *bod
     DEATH_POINT("row-version");
     shm_store_u64(&r->version, next);
     DEATH_POINT("row-committed");
+    s->commits++;
 }
 
 uint64_t *segment_table(struct segment *s, uint32_t row)

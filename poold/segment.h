@@ -18,6 +18,7 @@ struct segment {
     struct pool_row *rows;
     uint64_t *tables;
     struct pool_chunk *chunks;
+    uint64_t commits; /* of this process: tells whether anything changed */
 };
 
 struct segment_want {

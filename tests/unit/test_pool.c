@@ -94,8 +94,12 @@ static int open_prompt(uint32_t first, uint32_t n, uint64_t salt, uint32_t *ret_
     uint32_t tokens[CONTEXT];
     for (uint32_t i = 0; i < n; i++)
         tokens[i] = first + i;
-    struct pool_open ask = {
-        .op = next_op(), .tokens = tokens, .n_tokens = n, .salt = salt, .may_wait = true};
+    struct pool_open ask = {.op = next_op(),
+                            .tokens = tokens,
+                            .n_tokens = n,
+                            .salt = salt,
+                            .arrival = pool_next_arrival(pool),
+                            .may_wait = true};
     return pool_open_row(pool, &ask, ret_row);
 }
 
