@@ -8,11 +8,16 @@
 #include <errno.h>
 #include <string.h>
 
+#include "poold/death.h"
 #include "poold/match.h"
 #include "poold/plan.h"
 #include "poold/pool.h"
 
-static void touch(struct pool *p, uint32_t row) { p->seg->rows[row].last_use = pool_clock_us(); }
+static void touch(struct pool *p, uint32_t row)
+{
+    DEATH_POINT("row-use");
+    p->seg->rows[row].last_use = pool_clock_us();
+}
 
 static bool made_by(const struct pool_body *b, struct op_id op)
 {
@@ -35,8 +40,11 @@ static void reserve(struct pool *p, uint32_t row, uint32_t from, uint32_t to)
 {
     uint64_t *table = segment_table(p->seg, row);
     assert(to <= p->seg->h->table_entries);
-    for (uint32_t i = from; i < to; i++)
-        shm_store_u64(&table[i], pool_chunk_take(p));
+    for (uint32_t i = from; i < to; i++) {
+        uint64_t entry = pool_chunk_take(p);
+        DEATH_POINT("table-reserve");
+        shm_store_u64(&table[i], entry);
+    }
 }
 
 /* Cells to reserve for a prompt: itself and one growth unit, or what was asked for, at most the
@@ -103,6 +111,7 @@ static int open_new(struct pool *p, const struct pool_open *ask, uint32_t source
     for (uint32_t i = 0; i < shared; i++) {
         uint64_t entry = segment_table(p->seg, source)[i];
         p->refs[pool_entry_chunk(entry)]++;
+        DEATH_POINT("table-share");
         shm_store_u64(&table[i], entry); /* of a free row: nobody's until the commit */
     }
     reserve(p, row, shared, entries);

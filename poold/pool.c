@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "common/log.h"
+#include "poold/death.h"
 
 uint64_t pool_clock_us(void)
 {
@@ -107,6 +108,7 @@ uint64_t pool_chunk_take(struct pool *p)
     uint32_t chunk = p->free[--p->n_free];
     p->refs[chunk]++;
     struct pool_chunk *c = &p->seg->chunks[chunk];
+    DEATH_POINT("chunk-generation");
     shm_store_u32(&c->generation, c->generation + 1);
     return pool_entry(chunk, c->generation);
 }
@@ -194,6 +196,7 @@ void pool_cut(struct pool *p, uint32_t row, uint32_t n_cells, uint32_t to, const
     segment_commit(p->seg, row, &b);
     for (uint32_t i = b.n_entries; i < before; i++) {
         uint32_t chunk = pool_entry_chunk(table[i]);
+        DEATH_POINT("table-clear");
         shm_store_u64(&table[i], 0);
         pool_chunk_put(p, chunk);
     }
