@@ -31,6 +31,7 @@ struct gateway {
     struct metrics metrics;
     time_t started; /* "created" of the model */
     bool stopping, ready_told;
+    char status[64]; /* what the supervisor was told last */
 };
 
 /* Whether a new request could be served now; if not, -EINVAL and the fault that says why. */

@@ -57,18 +57,28 @@ int gateway_admits(const struct gateway *g, struct fault *fault)
 
 /* ---- how it stands ----------------------------------------------------------------------- */
 
+/* Told only when it differs: a supervisor that is slow to read would hold us. */
+static void tell_status(struct gateway *g)
+{
+    char status[sizeof(g->status)];
+    (void)snprintf(status, sizeof(status), "%s; pipelines ready: %u",
+                   pipelines_tied(g->pipelines) ? "tied to poold" : "poold is away",
+                   pipelines_ready(g->pipelines));
+    if (strcmp(status, g->status) == 0) return;
+    memcpy(g->status, status, sizeof(status));
+    (void)sd_notifyf(0, "STATUS=%s", status);
+}
+
 static void on_pipelines_changed(void *arg)
 {
     struct gateway *g = arg;
-    if (!g->http || g->stopping) return;
-    uint32_t ready = pipelines_ready(g->pipelines);
+    if (g->stopping) return;
     if (pipelines_tied(g->pipelines) && !g->ready_told) {
         g->ready_told = true;
         (void)sd_notify(0, "READY=1");
         log_info("ready");
     }
-    (void)sd_notifyf(0, "STATUS=%s; pipelines ready: %u.",
-                     pipelines_tied(g->pipelines) ? "Tied to poold" : "poold is away", ready);
+    tell_status(g);
 }
 
 static void on_pool_refused(void *arg, const char *text)
