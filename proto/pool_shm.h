@@ -271,9 +271,10 @@ static_assert(sizeof(struct pool_page) == 64, "the words begin on a cache line")
 
 enum pool_run_kind { POOL_RUN_KV = 1, POOL_RUN_CHECKPOINT = 2 };
 
-/* A run holds one layer for all chunks: [chunk][block], each block K then V of its B cells:
- * K [kv head][B cells][head_dim] and V [kv head][B cells][head_dim], unless the backend that owns
- * the arena says otherwise in its arithmetic string. */
+/* A run holds one layer for all chunks: [chunk][block], each block K then V of its B cells. Within
+ * a block the layout is the backend's, and part of its arithmetic string. The CPU's:
+ * K [K/V head][head_dim][B cells], so that a vector's lanes are cells, and
+ * V [K/V head][B cells][head_dim]. */
 struct pool_run {
     uint32_t layer;
     uint32_t kind; /* enum pool_run_kind */
