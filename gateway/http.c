@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <microhttpd.h>
 #include <netdb.h>
+#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
@@ -31,6 +32,9 @@ enum {
     DRAIN_TIMES = 4,        /* of the body limit are read and dropped so that 413 can be told */
     REQUEST_ID_BYTES = 128, /* of a client's own; longer ones are replaced */
     BACKLOG = 1024,
+    /* Unsent bytes that the kernel takes of a connection; without it megabytes lie there before a
+     * reader that doesn't read is noticed. */
+    UNSENT_BYTES = 16384,
 };
 
 enum exchange_state {
@@ -438,10 +442,12 @@ static bool after_round(void *arg)
 static int bind_to(struct http *h, const struct addrinfo *a, struct why *why)
 {
     const char *listen_at = h->o.listen;
-    int one = 1;
+    int one = 1, unsent = UNSENT_BYTES;
     h->listener = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (h->listener < 0) return why_set(why, -errno, "cannot make a socket: %m");
     (void)setsockopt(h->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    /* Connections inherit it. */
+    (void)setsockopt(h->listener, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
     if (bind(h->listener, a->ai_addr, a->ai_addrlen) < 0 || listen(h->listener, BACKLOG) < 0)
         return why_set(why, -errno, "cannot listen at %s port %u: %m; choose another gateway.port",
                        listen_at, h->o.port);
