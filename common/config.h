@@ -16,6 +16,8 @@ enum pool_when_dry {
     POOL_DRY_WAIT, /* it waits; older ones take from younger ones */
 };
 
+enum pool_admission { POOL_ADMISSION_GROW, POOL_ADMISSION_FULL };
+
 enum pool_lock { POOL_LOCK_AUTO, POOL_LOCK_YES, POOL_LOCK_NO };
 
 struct config {
@@ -37,7 +39,7 @@ struct config {
         uint32_t kv;             /* enum pool_kv */
         uint32_t lock;           /* enum pool_lock */
         uint32_t threads;        /* of prefault; 0: all cores */
-        uint32_t admission;      /* 0 grow, 1 full: reserve prompt and max_tokens at once */
+        uint32_t admission;      /* enum pool_admission */
         uint32_t default_tokens; /* of an answer without max_tokens, for admission = full */
         uint32_t when_dry;       /* enum pool_when_dry */
         uint32_t attach_ms;      /* after a restart: who has not attached by then is killed */

@@ -55,7 +55,32 @@ void admission_end(struct head *h, struct lane *l, const struct ending *ending, 
     bool active = lane_is_active(l);
     if (active) row_close(h, l, keep, resume);
     event(l, LANE_END);
-    if (active) lane_clear(l); /* an Open in flight still needs the request */
+    if (active)
+        lane_clear(l);
+    else /* the Open in flight still needs the request */
+        ops_abandon(&h->ops, (uint32_t)(l - h->lanes), l->serial);
+}
+
+void admission_requeue(struct head *h, struct lane *l, bool resume)
+{
+    struct request *r = TAKE(l->request);
+    struct op op = {
+        .kind = OP_CLOSE,
+        .row = l->row,
+        .generation = l->generation,
+        .version = l->version,
+        .cells = resume ? l->posted : 0,
+        .last_window = l->last_window,
+        .resume = resume,
+    };
+    ops_add(&h->ops, &op);
+    r->admitted = true;
+    r->arrival = l->arrival;
+    r->resume_row = resume ? l->row + 1 : 0;
+    r->resume_generation = l->generation;
+    event(l, LANE_END);
+    lane_clear(l);
+    queue_put(&h->queue, r);
 }
 
 void admission_give_up(struct head *h, struct lane *l, const struct ending *ending)
@@ -68,13 +93,14 @@ void admission_give_up(struct head *h, struct lane *l, const struct ending *endi
 
 /* ---- open ---- */
 
-static void open_send(struct head *h, uint32_t lane, struct request *r)
+void admission_open(struct head *h, uint32_t lane, struct request *r)
 {
     struct lane *l = &h->lanes[lane];
     event(l, LANE_OPEN);
     l->request = r;
     l->serial = ++h->serial;
     struct op op = {.kind = OP_OPEN, .lane = lane, .serial = l->serial, .request = r};
+    if (h->setup.reserve_all) op.cells = r->reserve;
     ops_add(&h->ops, &op);
 }
 
@@ -82,8 +108,13 @@ void admission_run(struct head *h)
 {
     if (!h->link || h->no_room || h->draining) return;
     uint32_t n = min_u32(h->setup.n_lanes, h->link->h.max_lanes);
-    for (uint32_t i = 0; i < n && h->queue.n; i++)
-        if (h->lanes[i].state == LANE_FREE) open_send(h, i, queue_take(&h->queue));
+    for (uint32_t i = 0; i < n && h->queue.n; i++) {
+        if (h->lanes[i].state != LANE_FREE) continue;
+        struct request *r = queue_take(&h->queue, turns_may_go, h);
+        if (!r) return; /* all that wait, wait for prompts that are being read */
+        admission_open(h, i, r);
+    }
+    turns_yield(h);
 }
 
 /* Whether poold's answer makes sense for this pool and request. */

@@ -47,7 +47,8 @@ static struct lane *lane_of(struct head *h, uint64_t gateway, uint64_t request)
 
 static void on_generate(struct head *h, uint64_t from, const Cistern__Generate *g)
 {
-    struct request_limits limits = {h->setup.card.context_tokens, h->setup.card.n_vocab};
+    struct request_limits limits = {h->setup.card.context_tokens, h->setup.card.n_vocab,
+                                    h->setup.default_tokens};
     struct refusal refusal = {0};
     struct request *r = NULL;
     if (h->draining)
@@ -265,6 +266,11 @@ void head_pool_lost(struct head *h) { ops_lost(&h->ops); }
 
 bool head_answer(struct head *h, const Cistern__Envelope *m)
 {
+    if (m->body_case == CISTERN__ENVELOPE__BODY_GIVE_BACK) {
+        turns_give_back(h, m->give_back->row, m->give_back->generation);
+        head_step(h);
+        return true;
+    }
     bool is_row = m->body_case == CISTERN__ENVELOPE__BODY_ROW;
     if (!is_row && m->body_case != CISTERN__ENVELOPE__BODY_REFUSED) return false;
     CLEANUP(freep) struct op *op = ops_take(&h->ops, m->number);
@@ -288,7 +294,7 @@ void head_drain(struct head *h)
 {
     h->draining = true;
     struct request *r;
-    while ((r = queue_take(&h->queue))) {
+    while ((r = queue_take(&h->queue, NULL, NULL))) {
         gateways_finished(h->gateways, r, &draining_end);
         request_free(r);
     }
@@ -322,7 +328,7 @@ void head_free(struct head *h)
     pool_map_unref(h->pool);
     ops_fini(&h->ops);
     struct request *r;
-    while ((r = queue_take(&h->queue)))
+    while ((r = queue_take(&h->queue, NULL, NULL)))
         request_free(r);
     for (uint32_t i = 0; i < h->setup.n_lanes; i++)
         request_free(h->lanes[i].request);

@@ -23,6 +23,8 @@ struct head_setup {
     const char *endpoint; /* where gateways reach it */
     uint64_t self;        /* this process's incarnation */
     uint32_t pipeline, n_lanes, piece;
+    bool reserve_all; /* pool.admission = full */
+    uint32_t default_tokens;
     bool trace_all; /* logits of every row are wanted */
     struct model_card card;
     void (*drained)(void *arg); /* after head_drain: nothing is in flight and all rows are closed */
@@ -46,7 +48,7 @@ size_t head_pending(const struct head *h, uint64_t **ret);
 void head_attached(struct head *h, const uint32_t *rows, size_t n_rows);
 void head_pool_lost(struct head *h);
 
-/* An answer of poold; false when it is for none of the head's operations. */
+/* An answer of poold, or GiveBack; false when it is for none of the head's operations. */
 bool head_answer(struct head *h, const Cistern__Envelope *m);
 void head_gateway_died(struct head *h, uint64_t gateway);
 /* Now and then: sends what could not be sent, tries what had no room. */

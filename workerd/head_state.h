@@ -3,8 +3,8 @@
 #define WORKERD_HEAD_STATE_H
 /*
  * Between the files that implement head.h: the object, and what they call of each other. head.c
- * dispatches, admission.c gives lanes to requests and takes them back, windows.c posts and
- * collects. Nobody else includes it.
+ * dispatches, admission.c gives lanes to requests and takes them back, turns.c decides who waits
+ * for whom, windows.c posts and collects. Nobody else includes it.
  */
 #include "workerd/head.h"
 #include "workerd/ops.h"
@@ -66,6 +66,21 @@ void admission_end(struct head *h, struct lane *l, const struct ending *ending, 
 /* The same for an active lane whose row poold no longer knows: nothing is left to close. */
 void admission_give_up(struct head *h, struct lane *l, const struct ending *ending);
 void admission_close_unknown(struct head *h, uint32_t row);
+
+/* Takes an active lane's request back into the queue, where it goes before all that are younger.
+ * Its row is closed: resume keeps it for the request, else nothing of it is kept. */
+void admission_requeue(struct head *h, struct lane *l, bool resume);
+/* Gives a free lane to a request. */
+void admission_open(struct head *h, uint32_t lane, struct request *r);
+
+/* ---- turns.c ---- */
+/* Whether a waiting request may have a lane now: not while an older prompt is being read that has
+ * more in common with it than is computed. */
+bool turns_may_go(const void *head, const struct request *r);
+/* Without a free lane: a long prompt lets one that is less than half as long pass. */
+void turns_yield(struct head *h);
+/* poold needs the room of this row for an older conversation. */
+void turns_give_back(struct head *h, uint32_t row, uint64_t generation);
 
 /* ---- windows.c ---- */
 void windows_begin(struct head *h); /* h->link is new: sizes what is kept of windows in flight */

@@ -23,6 +23,7 @@ static int send_open(struct ops *o, const struct op *op)
     open.gateway = r->gateway;
     open.resume_row = r->resume_row;
     open.resume_generation = r->resume_generation;
+    open.max_cells = op->cells;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.number = op->number;
     m.body_case = CISTERN__ENVELOPE__BODY_OPEN;
@@ -60,6 +61,18 @@ static int send_close(struct ops *o, const struct op *op)
     return pool_client_send(o->client, &m);
 }
 
+/* Lost when poold is away: then the Open is sent again, and this behind it. */
+static void send_abandon(struct ops *o, const struct op *op)
+{
+    Cistern__Abandon abandon = CISTERN__ABANDON__INIT;
+    abandon.number = op->number;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.number = pool_client_number(o->client);
+    m.body_case = CISTERN__ENVELOPE__BODY_ABANDON;
+    m.abandon = &abandon;
+    (void)pool_client_send(o->client, &m);
+}
+
 static int (*const senders[])(struct ops *, const struct op *) = {
     [OP_OPEN] = send_open,
     [OP_GROW] = send_grow,
@@ -77,6 +90,16 @@ void ops_flush(struct ops *o)
             return;
         }
         op->sent = true;
+        if (op->abandoned) send_abandon(o, op);
+    }
+}
+
+void ops_abandon(struct ops *o, uint32_t lane, uint64_t serial)
+{
+    for (struct op *op = o->first; op; op = op->next) {
+        if (op->kind != OP_OPEN || op->lane != lane || op->serial != serial) continue;
+        op->abandoned = true;
+        if (op->sent) send_abandon(o, op);
     }
 }
 

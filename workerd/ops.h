@@ -21,9 +21,10 @@ struct op {
     uint32_t lane;                 /* of OPEN and GROW */
     uint64_t serial;               /* of the lane's request then */
     const struct request *request; /* of OPEN: the lane keeps it until the answer */
+    bool abandoned;                /* OPEN: its request is over */
     uint32_t row;                  /* of GROW and CLOSE, as the fields below */
     uint64_t generation, version;
-    uint32_t cells; /* GROW: to; CLOSE: to keep */
+    uint32_t cells; /* OPEN: to reserve at least, or 0; GROW: to; CLOSE: to keep */
     uint64_t last_window;
     bool resume;
     uint32_t tries; /* of CLOSE: times that its version was stale */
@@ -39,6 +40,8 @@ struct ops {
 
 /* Copies op, numbers it and sends it when that is possible. */
 void ops_add(struct ops *o, const struct op *op);
+/* The lane's Open without an answer is no longer wanted: poold need not wait for room for it. */
+void ops_abandon(struct ops *o, uint32_t lane, uint64_t serial);
 /* Takes out the operation that an answer is for; NULL when there is none. The caller frees it. */
 struct op *ops_take(struct ops *o, uint64_t number);
 /* Sends what is not sent yet, in order. */

@@ -66,6 +66,8 @@ static int tokens_fill(struct request *r, const Cistern__Generate *g,
     r->n_prompt = (uint32_t)(g->prompt.len / sizeof(uint32_t));
     r->n_tokens = r->n_prompt + (uint32_t)(g->generated.len / sizeof(uint32_t));
     uint32_t room = m->context_tokens - r->n_prompt;
+    uint32_t open_end = min_u32(m->default_tokens, room);
+    r->reserve = r->n_prompt + (g->max_tokens ? min_u32(g->max_tokens, room) : open_end);
     r->max = r->n_prompt + (g->max_tokens ? min_u32(g->max_tokens, room) : room);
     size_t n = max_u32(r->max, r->n_tokens);
     r->tokens = calloc(n, sizeof(*r->tokens));
@@ -147,11 +149,16 @@ void queue_put_first(struct request_queue *q, struct request *r)
     q->n++;
 }
 
-struct request *queue_take(struct request_queue *q)
+struct request *queue_take(struct request_queue *q,
+                           bool (*may_go)(const void *arg, const struct request *r),
+                           const void *arg)
 {
-    struct request *r = q->first;
+    struct request **at = &q->first;
+    while (*at && may_go && !may_go(arg, *at))
+        at = &(*at)->next;
+    struct request *r = *at;
     if (!r) return NULL;
-    q->first = r->next;
+    *at = r->next;
     r->next = NULL;
     q->n--;
     return r;

@@ -27,6 +27,8 @@ struct request {
     uint32_t stops[REQUEST_STOPS_MAX], n_stops;
     uint64_t salt, arrival, resume_generation;
     uint32_t resume_row; /* row + 1 of the last attempt; 0 none */
+    uint32_t reserve;    /* cells that it may use, for pool.admission = full */
+    uint32_t n_yields;   /* times that its prompt has let a shorter one pass */
     bool admitted;       /* an earlier attempt was: it waits rather than be refused */
 };
 
@@ -38,6 +40,7 @@ struct refusal {
 
 struct request_limits {
     uint32_t context_tokens, n_vocab;
+    uint32_t default_tokens; /* reserved for an answer whose length is open */
 };
 
 /* -EPROTO or -ENOMEM with the refusal to be sent. */
@@ -60,7 +63,10 @@ struct request_queue {
 /* First come, first served; one that was admitted before goes before all that were not, by age. */
 void queue_put(struct request_queue *q, struct request *r);
 void queue_put_first(struct request_queue *q, struct request *r);
-struct request *queue_take(struct request_queue *q); /* NULL when empty */
+/* The first that may go, in order; NULL when there is none. */
+struct request *queue_take(struct request_queue *q,
+                           bool (*may_go)(const void *arg, const struct request *r),
+                           const void *arg);
 /* Takes out the first of this gateway, with this id unless any; NULL when there is none. */
 struct request *queue_take_of(struct request_queue *q, uint64_t gateway, bool any, uint64_t id);
 

@@ -2,9 +2,9 @@
 #ifndef WORKERD_WINDOW_H
 #define WORKERD_WINDOW_H
 /*
- * A window as a stage computes it: the token rows of one forward pass. Built by stage.c from the link
- * (proto/link_shm.h) after every number in it has been bounded; read by the model and the backend;
- * valid until model_run returns. Device thread only.
+ * A window as a stage computes it: the token rows of one forward pass. Built by stage.c from the
+ * link (proto/link_shm.h) after every number in it has been bounded; read by the model and the
+ * backend; valid until model_run returns. Device thread only.
  */
 #include <stdint.h>
 
@@ -20,12 +20,12 @@ enum window_want {
 
 struct window_lane {
     const uint64_t *table; /* chunk table, pool_entry words; checked: chunk <= arena n_chunks */
-    uint32_t n_table;      /* entries readable at table; positions past them go to the trash chunk */
-    uint32_t pos;          /* position of the lane's first row = number of cells before it */
-    uint32_t n_rows;       /* token rows, at least 1 */
-    uint32_t first_row;    /* index of its first row in the window */
-    uint32_t want;         /* enum window_want */
-    uint32_t token;        /* out, when want is not NONE: the sampled token */
+    uint32_t n_table;   /* entries readable at table; positions past them go to the trash chunk */
+    uint32_t pos;       /* position of the lane's first row = number of cells before it */
+    uint32_t n_rows;    /* token rows, at least 1 */
+    uint32_t first_row; /* index of its first row in the window */
+    uint32_t want;      /* enum window_want */
+    uint32_t token;     /* out, when want is not NONE: the sampled token */
     struct sampling sampling;
 };
 
@@ -37,7 +37,8 @@ struct window {
     float *out;      /* [n_rows][n_embd] to the next; NULL on the last */
     /* Last stage, optional: called for each row with logits, in row order, after the window is
      * computed and before model_run returns. */
-    void (*on_logits)(void *arg, uint32_t lane, uint32_t row, const float *logits, uint32_t n_vocab);
+    void (*on_logits)(void *arg, uint32_t lane, uint32_t row, const float *logits,
+                      uint32_t n_vocab);
     void *on_logits_arg;
 };
 

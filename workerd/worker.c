@@ -285,6 +285,8 @@ static int head_start(struct worker *w)
         .pipeline = w->place.pipeline,
         .n_lanes = w->config->worker.lanes,
         .piece = w->config->worker.piece,
+        .reserve_all = w->config->pool.admission == POOL_ADMISSION_FULL,
+        .default_tokens = w->config->pool.default_tokens,
         .trace_all = w->config->worker.trace_all,
         .card = {.name = model_name(w, f),
                  .arch = f->arch,

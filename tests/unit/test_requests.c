@@ -126,7 +126,7 @@ static struct request *queued(uint64_t gateway, uint64_t id, uint64_t arrival)
 
 static void takes(struct request_queue *q, uint64_t id)
 {
-    CLEANUP(request_freep) struct request *r = queue_take(q);
+    CLEANUP(request_freep) struct request *r = queue_take(q, NULL, NULL);
     ck_assert_uint_eq(r ? r->id : 0, id);
 }
 
@@ -144,7 +144,7 @@ START_TEST(who_was_admitted_goes_first)
     static const uint64_t order[] = {7, 4, 3, 5, 1, 2, 6};
     for (size_t i = 0; i < ARRAY_LEN(order); i++)
         takes(&q, order[i]);
-    ck_assert_ptr_null(queue_take(&q));
+    ck_assert_ptr_null(queue_take(&q, NULL, NULL));
     ck_assert_uint_eq(q.n, 0);
 }
 END_TEST

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Who waits for whom at a head: a prompt that shares its beginning with one that is being read, a
+ * long prompt that lets a shorter one pass, a conversation whose room an older one needs. Decides;
+ * the moving is admission.c's.
+ */
+#include "common/log.h"
+#include "workerd/head_state.h"
+
+enum { YIELDS_MAX = 2 }; /* of one prompt: then it is read to its end */
+
+/* Tokens that two requests begin with alike. */
+static uint32_t common(const struct request *a, const struct request *b)
+{
+    uint32_t n = min_u32(a->n_tokens, b->n_tokens), i = 0;
+    while (i < n && a->tokens[i] == b->tokens[i])
+        i++;
+    return i;
+}
+
+bool turns_may_go(const void *head, const struct request *r)
+{
+    const struct head *h = head;
+    for (uint32_t i = 0; h->pool && i < h->setup.n_lanes; i++) {
+        const struct lane *l = &h->lanes[i];
+        bool reading = l->state == LANE_PROMPT || l->state == LANE_OPENING;
+        if (!reading || l->request->salt != r->salt) continue;
+        uint32_t chunk = h->pool->chunk_cells, done = l->state == LANE_PROMPT ? l->done : 0;
+        if (common(l->request, r) >= done + chunk) return false;
+    }
+    return true;
+}
+
+/* The prompt with the most left to read, if that is more than twice the request's whole prompt. */
+static struct lane *longest_reader(struct head *h, const struct request *r)
+{
+    struct lane *best = NULL;
+    uint32_t most = 2 * r->n_tokens;
+    for (uint32_t i = 0; i < h->setup.n_lanes; i++) {
+        struct lane *l = &h->lanes[i];
+        if (l->state != LANE_PROMPT || lane_unposted(l) <= most) continue;
+        if (l->request->n_yields == YIELDS_MAX) continue;
+        most = lane_unposted(l);
+        best = l;
+    }
+    return best;
+}
+
+void turns_yield(struct head *h)
+{
+    const struct request *first = h->queue.first;
+    if (!first || first->admitted || !turns_may_go(h, first)) return;
+    struct lane *l = longest_reader(h, first);
+    if (!l) return;
+    struct request *r = queue_take(&h->queue, NULL, NULL);
+    l->request->n_yields++;
+    log_debug("lane %u gives way with %u tokens of its prompt unread, to a prompt of %u",
+              (unsigned)(l - h->lanes), lane_unposted(l), r->n_tokens);
+    admission_requeue(h, l, true);
+    admission_open(h, (uint32_t)(l - h->lanes), r);
+}
+
+void turns_give_back(struct head *h, uint32_t row, uint64_t generation)
+{
+    for (uint32_t i = 0; i < h->setup.n_lanes; i++) {
+        struct lane *l = &h->lanes[i];
+        if (!lane_is_active(l) || l->row != row || l->generation != generation) continue;
+        log_info("row %u gives back its room to an older conversation", row);
+        admission_requeue(h, l, false);
+        return;
+    }
+}
