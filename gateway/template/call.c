@@ -92,6 +92,7 @@ static int fill_dict(struct render *r, struct dict *d, struct value from)
         struct view view = {.kind = VIEW_ITEMS, .dict = from.dict};
         return fill_dict(r, d, (struct value){.kind = VALUE_VIEW, .view = &view});
     }
+    if (from.kind == VALUE_UNDEFINED) return render_fail_undefined(r, from);
     int e = value_items(r, from, &items);
     for (uint32_t i = 0; e == 0 && i < items.n; i++) {
         e = value_items(r, items.items[i], &pair);

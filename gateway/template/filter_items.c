@@ -190,6 +190,13 @@ static int sort_key(struct render *r, struct value item, struct value paths, boo
     return e;
 }
 
+/* Python's sorted() takes an integer here, not any truth. */
+static int check_reverse(struct render *r, struct value v)
+{
+    int64_t unused;
+    return value_given(v) ? value_to_int(r, "reverse", v, &unused) : 0;
+}
+
 FILTER(sort)
 {
     struct value v[3];
@@ -203,7 +210,7 @@ FILTER(sort)
         rows[i].item = items.items[i];
         e = sort_key(r, items.items[i], v[2], flag_given(v[1]), &rows[i].key);
     }
-    if (e == 0 && v[0].kind == VALUE_UNDEFINED) e = render_fail_undefined(r, v[0]);
+    if (e == 0) e = check_reverse(r, v[0]);
     return e < 0 ? e : sort_keyed(r, rows, items.n, flag_given(v[0]), ret);
 }
 
@@ -227,7 +234,7 @@ FILTER(dictsort)
         rows[i].item = items.items[i];
         e = fold_case(r, items.items[i].list->items[by_value], flag_given(v[0]), &rows[i].key);
     }
-    if (e == 0 && v[2].kind == VALUE_UNDEFINED) e = render_fail_undefined(r, v[2]);
+    if (e == 0) e = check_reverse(r, v[2]);
     return e < 0 ? e : sort_keyed(r, rows, items.n, flag_given(v[2]), ret);
 }
 

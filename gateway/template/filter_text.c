@@ -13,7 +13,7 @@
                              struct value *ret)
 
 enum {
-    JSON_MAX_INDENT = 64,     /* spaces a level */
+    JSON_MAX_INDENT = 1000,   /* spaces a level */
     INDENT_MAX_WIDTH = 10000, /* spaces a line */
     NUMBER_MAX_BYTES = 400,   /* of text that int and float read: longer is no number */
     ROUND_MAX_DIGITS = 300,
@@ -154,7 +154,9 @@ FILTER(indent)
     }
     /* jinja2 adds a newline before it splits, so that a text that ends with one keeps it. */
     const struct str *s = in.str;
-    bool ends = s->bytes && (s->text[s->bytes - 1] == '\n' || s->text[s->bytes - 1] == '\r');
+    uint32_t last = 0, at = s->chars ? str_offset(s, s->chars - 1) : 0;
+    if (s->bytes) (void)utf8_get(s->text + at, &last);
+    bool ends = unicode_is_line_end(last) && last != '\r'; /* which becomes \r\n: one end */
     if (ends) buf_lit(&b, "\n");
     if (ends && flag_given(v[2])) buf_str(&b, by);
     return render_buf_value(&b, ret);
@@ -228,25 +230,23 @@ static bool number_text(const struct str *s, char ret[NUMBER_MAX_BYTES])
     return true;
 }
 
-static bool parse_int(const struct str *s, int base, int64_t *ret)
+/* -EINVAL: not an integer; -ERANGE: one, but too large. */
+static int parse_int(const struct str *s, int64_t base, int64_t *ret)
 {
     char text[NUMBER_MAX_BYTES], *end;
-    if (!number_text(s, text) || isspace((unsigned char)text[0])) return false;
+    if (base < 0 || base == 1 || base > 36 || !number_text(s, text)) return -EINVAL;
     const char *digits = text + (text[0] == '-' || text[0] == '+');
     char prefix = digits[0] == '0' ? (char)tolower((unsigned char)digits[1]) : '\0';
     int named = prefix == 'x' ? 16 : prefix == 'o' ? 8 : prefix == 'b' ? 2 : 0;
-    char plain[NUMBER_MAX_BYTES] = "";
     if (named && (base == named || base == 0)) {
-        (void)snprintf(plain, sizeof(plain), "%s%s", text[0] == '-' ? "-" : "", digits + 2);
+        if (!isxdigit((unsigned char)digits[2])) return -EINVAL;
+        memmove(text + (text[0] == '-'), digits + 2, strlen(digits + 2) + 1);
         base = named;
-        if (!isxdigit((unsigned char)digits[2])) return false;
-    } else {
-        (void)snprintf(plain, sizeof(plain), "%s", text);
     }
-    if (base == 0) base = 10;
     errno = 0;
-    *ret = strtoll(plain, &end, base);
-    return *end == '\0' && end != plain && errno == 0;
+    *ret = strtoll(text, &end, base ? (int)base : 10);
+    if (*end != '\0' || end == text) return -EINVAL;
+    return errno ? -ERANGE : 0;
 }
 
 static bool parse_float(const struct str *s, double *ret)
@@ -257,11 +257,12 @@ static bool parse_float(const struct str *s, double *ret)
     return *end == '\0' && end != text;
 }
 
-static bool float_to_int(double d, int64_t *ret)
+static int float_to_int(double d, int64_t *ret)
 {
-    if (isnan(d) || d >= 9223372036854775808.0 || d < -9223372036854775808.0) return false;
+    if (isnan(d) || isinf(d)) return -EINVAL;
+    if (d >= 9223372036854775808.0 || d < -9223372036854775808.0) return -ERANGE;
     *ret = (int64_t)d;
-    return true;
+    return 0;
 }
 
 FILTER(int)
@@ -270,17 +271,22 @@ FILTER(int)
     int64_t base = 10, i = 0;
     double d;
     int e = args_take(r, "int", args, "default base", 0, v);
-    if (e == 0 && value_given(v[1])) base = value_is_integral(v[1]) ? value_integer(v[1]) : -1;
     if (e == 0 && in.kind == VALUE_UNDEFINED) e = render_fail_undefined(r, in);
     if (e < 0) return e;
-    bool good = false;
-    if (in.kind == VALUE_STR)
-        good = (base >= 0 && base != 1 && base <= 36 && parse_int(in.str, (int)base, &i)) ||
-               (parse_float(in.str, &d) && float_to_int(d, &i));
-    else if (value_is_number(in))
-        good = in.kind == VALUE_FLOAT ? float_to_int(in.real, &i) : true;
-    if (value_is_integral(in)) i = value_integer(in);
-    *ret = good ? value_int(i) : value_given(v[0]) ? v[0] : value_int(0);
+    if (value_given(v[1])) base = value_is_integral(v[1]) ? value_integer(v[1]) : -1;
+    int found = -EINVAL;
+    if (in.kind == VALUE_STR) {
+        found = parse_int(in.str, base, &i);
+        if (found == -EINVAL && parse_float(in.str, &d)) found = float_to_int(d, &i);
+    } else if (in.kind == VALUE_FLOAT) {
+        found = float_to_int(in.real, &i);
+        if (isinf(in.real)) return render_fail(r, -EPROTO, "infinity is no integer");
+    } else if (value_is_integral(in)) {
+        found = 0;
+        i = value_integer(in);
+    }
+    if (found == -ERANGE) return render_fail(r, -E2BIG, "an integer does not fit into 64 bits");
+    *ret = found == 0 ? value_int(i) : value_given(v[0]) ? v[0] : value_int(0);
     return 0;
 }
 

@@ -368,7 +368,8 @@ static int add_formatted(struct render *r, struct str_buf *b, struct value v, st
     return e < 0 ? e : add_text(r, b, text, s);
 }
 
-/* The value that a field names: "", "0", "name", then ".attribute" and "[item]". */
+/* The value that a field names (next: of the next plain field; -1 when fields have numbers): "",
+ * "0", "name", then ".attribute" and "[item]". */
 static int field_value(struct render *r, const struct str *name, const struct args *args,
                        int64_t *next, struct value *ret)
 {
@@ -384,7 +385,10 @@ static int field_value(struct render *r, const struct str *name, const struct ar
     const struct str *first = str_sub(&r->arena, name, 0, n);
     if (!first) return -E2BIG;
     if (n == 0 || digits) {
-        if (n == 0) i = (*next)++;
+        if (digits ? *next > 0 : *next < 0)
+            return render_fail(r, -EPROTO, "a format mixes numbered and plain fields");
+        if (n == 0) i = *next;
+        *next = digits ? -1 : *next + 1;
         if (i >= args->n_pos) return render_fail(r, -EPROTO, "too few values for the format");
         *ret = args->pos[i];
     } else {

@@ -710,6 +710,24 @@ d|items|map(att='x')|list
 ('<'|safe)[0] + '<'
 ('a'|safe).split('a')
 ('<b>'|safe)|list
+l|sort('_')
+l|sort(nil)
+l|sort(1)
+'a\n'|indent ~ '|'
+'a\x0c'|indent ~ '|'
+'a\r'|indent ~ '|'
+'a\r\n\r\n'|indent(blank=true) ~ '|'
+''|indent ~ '|'
+dict(missing)
+'{} {0}'.format(1)
+'{0} {}'.format(1)
+'{0} {0}'.format(1)
+'inf'|int(5)
+'nan'|int(5)
+'-0x1F'|int(base=16)
+'+0o17'|int(base=0)
+'0x'|int(base=16)
+'1 2'|int
 ""
 ''
 ' '|trim
