@@ -248,6 +248,7 @@ static int percent_number(struct render *r, struct str_buf *b, struct value v, s
     return add_number(r, b, v, s);
 }
 
+/* The number may come from a message, and would spell anything: a character of it is a value. */
 static int percent_char(struct render *r, struct str_buf *b, struct value v, struct spec *s)
 {
     char text[5] = "";
@@ -255,7 +256,7 @@ static int percent_char(struct render *r, struct str_buf *b, struct value v, str
     int64_t cp = value_is_integral(v) ? value_integer(v) : -1;
     if (cp < 0 || cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000))
         return render_fail(r, -EPROTO, "'%%c' takes a character");
-    const struct str *c = str_new(&r->arena, text, utf8_put((uint32_t)cp, text), false);
+    const struct str *c = str_new(&r->arena, text, utf8_put((uint32_t)cp, text), true);
     return c ? add_text(r, b, c, s) : -E2BIG;
 }
 
