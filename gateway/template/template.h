@@ -10,7 +10,8 @@
  * the loop controls, and with what chat templates are given besides: raise_exception, strftime_now,
  * tojson without HTML escapes, {% generation %}. Refused by name: inheritance, includes, imports,
  * autoescape, recursive loops, the filters filesizeformat, groupby, pprint, random, striptags,
- * truncate, urlize, wordwrap and xmlattr. Integers have 64 bits, fields of formats 1,000 characters.
+ * truncate, urlize, wordwrap and xmlattr. Integers have 64 bits, fields of formats 1,000
+ * characters.
  *
  * A compiled template is immutable: any number of threads may render it at once. Both source and
  * context may be hostile; each limit that is met is -E2BIG with a sentence.
