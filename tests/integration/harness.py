@@ -20,6 +20,7 @@ import socket
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 
 import pool
@@ -57,7 +58,6 @@ class Process:
 
         self.name = name
         self.log = folder / f"{name}.{next(numbers)}.log"
-        self.ready = False
         with open(self.log, "wb") as log:
             self.popen = subprocess.Popen(
                 [str(c) for c in command],
@@ -113,6 +113,38 @@ class Process:
         return self.log.read_text(errors="replace")
 
 
+class Notify:
+    """The socket that programs tell their supervisor by. Read all the time by a thread of its own: a
+    program that tells more than the socket holds would stand still."""
+
+    def __init__(self, path):
+        self.path = path
+        self.ready = set()  # pids that said READY=1
+        self.said, self.say = os.pipe()  # a byte for each READY=1
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.socket.bind(path)
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
+
+    def read(self):
+        while True:
+            data, control, _, _ = self.socket.recvmsg(4096, socket.CMSG_SPACE(UCRED.size))
+            if data == b"END":
+                return
+            if b"READY=1" in data.split(b"\n"):
+                self.ready.add(next((UCRED.unpack(c[2])[0] for c in control), 0))
+                os.write(self.say, b"!")
+
+    def close(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.sendto(b"END", self.path)
+        self.thread.join()
+        self.socket.close()
+        os.close(self.said)
+        os.close(self.say)
+
+
 class Cistern:
     """The programs of one pool. settings: {"section.key": value}, over a small preset."""
 
@@ -136,10 +168,7 @@ class Cistern:
         self.workers = [None] * stages
         self.poold = self.gateway = None
         self.port = None
-        path = str(self.folder / "notify")
-        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.notify.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.notify.bind(path)
+        self.notify = Notify(str(self.folder / "notify"))
 
     def __enter__(self):
         return self
@@ -186,31 +215,22 @@ class Cistern:
     def launch(self, program, *arguments, name=None):
         """Starts a program; does not wait for it."""
         command = [BUILD / program / program, "--config", self.write_config(), *arguments]
-        p = Process(name or program, command, self.folder, self.notify.getsockname())
+        p = Process(name or program, command, self.folder, self.notify.path)
         self.processes.append(p)
         return p
 
     def wait_ready(self, *processes):
         deadline = time.monotonic() + READY_S
-        while not all(p.ready for p in processes):
-            left = deadline - time.monotonic()
-            fds = [self.notify.fileno(), *(p.pidfd for p in processes if not p.ready)]
-            readable = select.select(fds, [], [], max(0, left))[0]
+        while waiting := [p for p in processes if p.pid not in self.notify.ready]:
+            fds = [self.notify.said, *(p.pidfd for p in waiting)]
+            readable = select.select(fds, [], [], max(0, deadline - time.monotonic()))[0]
             if not readable:
-                waiting = [p for p in processes if not p.ready]
                 raise AssertionError(f"{waiting[0].name} is not ready\n{waiting[0].text()}")
-            if self.notify.fileno() in readable:
-                self.read_notify()
+            if self.notify.said in readable:
+                os.read(self.notify.said, 1)
                 continue
-            dead = next(p for p in processes if p.pidfd in readable)
+            dead = next(p for p in waiting if p.pidfd in readable)
             raise Died(f"{dead.name} ended with {dead.wait()}\n{dead.text()}")
-
-    def read_notify(self):
-        data, control, _, _ = self.notify.recvmsg(4096, socket.CMSG_SPACE(UCRED.size))
-        sender = next((UCRED.unpack(c[2])[0] for c in control), 0)
-        if b"READY=1" in data.split(b"\n"):
-            for p in self.processes:
-                p.ready |= p.pid == sender
 
     def start_poold(self):
         self.poold = self.launch("poold")

@@ -15,7 +15,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def c(tiny_model):
-    with Cistern(tiny_model, settings={**SMALL, "gateway.body_bytes": 65536}).start() as c:
+    settings = {**SMALL, "gateway.body_bytes": 65536, "gateway.slow_ms": 1000}
+    with Cistern(tiny_model, settings=settings).start() as c:
         yield c
 
 
