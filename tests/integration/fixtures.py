@@ -26,21 +26,27 @@ def demo_model():
     return path
 
 
-def make_tiny(folder, seed):
-    path = folder / f"tiny-{seed}.gguf"
-    command = [sys.executable, ROOT / "tests/data/make_tiny.py", path, "--mix", "mixed"]
-    command += ["--layers", "4", "--context", "2048", "--seed", str(seed)]
+def make_tiny(folder, *shape):
+    path = folder / "tiny.gguf"
+    command = [sys.executable, ROOT / "tests/data/make_tiny.py", path, "--mix", "mixed", *shape]
     subprocess.run(command, check=True)
     return path
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """A random model of the demo model's kind, small enough for every story."""
-    return make_tiny(tmp_path_factory.mktemp("model"), 1)
+    """A random model of the demo model's kind: 4 layers, a context of 2048, a token a byte."""
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
 def other_tiny_model(tmp_path_factory):
     """The same shape, other weights."""
-    return make_tiny(tmp_path_factory.mktemp("model"), 2)
+    return make_tiny(tmp_path_factory.mktemp("other"), "--seed", "2")
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory):
+    """Wide enough that plain C takes some milliseconds a token: a story has the time to kill."""
+    shape = ("--heads", "8", "--kv-heads", "4", "--head-dim", "32", "--ff", "768")
+    return make_tiny(tmp_path_factory.mktemp("slow"), *shape)

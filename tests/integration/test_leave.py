@@ -7,14 +7,15 @@ from harness import Cistern, eventually
 from pool import ACTIVE, IDLE
 from test_equal import SMALL, cached, solo_rows, words
 
-ONE_LANE = {**SMALL, "worker.lanes": 1, "worker.piece": 32}
-LONG = (words(600, 21), {"max_tokens": 4, "temperature": 0})
+SLOW = {"worker.piece": 32, "worker.variant": "plain"}
+ONE_LANE = {**SMALL, **SLOW, "worker.lanes": 1}
+LONG = (words(200, 21), {"max_tokens": 4, "temperature": 0})
 SHORT = (words(20, 22), {"max_tokens": 30, "temperature": 0})
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_model):
-    rows, answers = solo_rows(tiny_model, [LONG, SHORT], **{"worker.piece": 32})
+def alone(slow_model):
+    rows, answers = solo_rows(slow_model, [LONG, SHORT], **SLOW)
     return rows, [a["choices"][0]["message"]["content"] for a in answers]
 
 
@@ -24,8 +25,8 @@ def idle(c):
     )
 
 
-def test_in_the_queue(tiny_model, alone):
-    with Cistern(tiny_model, settings=ONE_LANE).start() as c:
+def test_in_the_queue(slow_model, alone):
+    with Cistern(slow_model, settings=ONE_LANE).start() as c:
         first = c.stream(SHORT[0], **SHORT[1])
         next(first)
         waiting = c.stream(LONG[0], **LONG[1])
@@ -37,8 +38,8 @@ def test_in_the_queue(tiny_model, alone):
         assert len(c.trace()) == 1, "the one that left was computed"
 
 
-def test_while_its_prompt_is_read(tiny_model, alone):
-    with Cistern(tiny_model, settings=ONE_LANE).start() as c:
+def test_while_its_prompt_is_read(slow_model, alone):
+    with Cistern(slow_model, settings=ONE_LANE).start() as c:
         stream = c.stream(LONG[0], **LONG[1])
         before = c.page(1)["windows"]
         eventually(lambda: c.page(1)["windows"] > before + 1, "its prompt is being read")
@@ -54,9 +55,9 @@ def test_while_its_prompt_is_read(tiny_model, alone):
 
 
 @pytest.mark.parametrize("pieces", [1, 7])
-def test_while_it_is_answered(tiny_model, alone, pieces):
+def test_while_it_is_answered(slow_model, alone, pieces):
     rows, texts = alone
-    with Cistern(tiny_model, settings=ONE_LANE).start() as c:
+    with Cistern(slow_model, settings=ONE_LANE).start() as c:
         stream = c.stream(SHORT[0], max_tokens=1500, temperature=0)
         for _ in range(pieces):
             next(stream)
@@ -70,9 +71,9 @@ def test_while_it_is_answered(tiny_model, alone, pieces):
         assert list(c.trace().values())[1:] == rows
 
 
-def test_without_a_stream(tiny_model, alone):
+def test_without_a_stream(slow_model, alone):
     """A client that waits for its answer in one piece and leaves is noticed as well."""
-    with Cistern(tiny_model, settings=ONE_LANE).start() as c:
+    with Cistern(slow_model, settings=ONE_LANE).start() as c:
         connection = c.connect()
         c.send(connection, SHORT[0], max_tokens=1500, temperature=0)
         eventually(lambda: c.trace(), "it is being answered")
@@ -82,10 +83,10 @@ def test_without_a_stream(tiny_model, alone):
         assert again["choices"][0]["message"]["content"] == alone[1][1]
 
 
-def test_a_slow_reader_holds_nobody(tiny_model, alone):
+def test_a_slow_reader_holds_nobody(slow_model, alone):
     """One that reads nothing is cut off when gateway.out_bytes are unsent; the others go on."""
-    settings = {**SMALL, "worker.lanes": 2, "gateway.out_bytes": 4096}
-    with Cistern(tiny_model, settings=settings).start() as c:
+    settings = {**ONE_LANE, "worker.lanes": 2, "gateway.out_bytes": 4096}
+    with Cistern(slow_model, settings=settings).start() as c:
         slow = c.stream(SHORT[0], max_tokens=1900, temperature=0)
         fast = c.chat(LONG[0], **LONG[1])
         assert fast["choices"][0]["message"]["content"] == alone[1][0]
