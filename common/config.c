@@ -190,7 +190,9 @@ static int config_set(struct config *c, const char *section, const char *name, c
 static int on_line(void *arg, const char *section, const char *name, const char *value)
 {
     struct reading *r = arg;
-    if (r->result == 0)
+    if (r->result == 0 && !*section)
+        r->result = why_set(r->why, -EINVAL, "%s: %s stands in no [section]", r->path, name);
+    else if (r->result == 0)
         r->result = config_set(r->config, section, name, value ? value : "", r->path, r->why);
     return r->result == 0;
 }
