@@ -23,7 +23,7 @@ void poolfiles_empty_rows(struct daemon *d, const char *reason)
     uint32_t n = 0;
     for (uint32_t row = 0; row < d->pool->seg->h->n_rows; row++) {
         const struct pool_body *b = segment_body(d->pool->seg, row);
-        if (b->state == POOL_FREE) continue;
+        if (b->state == POOL_FREE || b->holder) continue; /* a tool's ends with the tool */
         if (b->state == POOL_CLOSING) d->pool->n_closing--;
         pool_cut(d->pool, row, 0, POOL_IDLE, NULL);
         n++;
@@ -149,6 +149,7 @@ void poolfiles_close(struct daemon *d)
  */
 void poolfiles_drop(struct daemon *d)
 {
+    if (d->processes) processes_leave_segment(d->processes);
     poolfiles_close(d);
     CLEANUP(freep) char *path = NULL;
     if (asprintf(&path, "%s/control", d->config->pool.dir) < 0) abort();

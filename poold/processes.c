@@ -161,11 +161,11 @@ int process_send(struct process *w, struct lifeline_files *packet, const int *fd
     return lifeline_send(w->sock, packet, sizeof(*packet), fds, n_fds);
 }
 
-/* A worker may write the pool until it is surely dead; nobody else may. */
+/* Who has a record may write the pool until it is surely dead; nobody else may. */
 static void lifeline_closed(struct process *w)
 {
     close_lifeline(w);
-    if (w->role == POOL_ROLE_WORKER)
+    if (w->role == POOL_ROLE_WORKER || w->record >= 0)
         process_kill(w, "its lifeline closed");
     else
         confirmed_dead(w);
@@ -369,6 +369,21 @@ int process_record(struct process *w, struct segment *s)
     return 0;
 }
 
+int process_arm(struct process *w, struct segment *s)
+{
+    if (w->record >= 0) return 0;
+    int r = process_record(w, s);
+    return r < 0 ? r : watch_exit(w);
+}
+
+void process_disarm(struct process *w)
+{
+    if (w->record < 0) return;
+    forget(&w->all->seg->processes[w->record]);
+    w->record = -1;
+    loop_remove(TAKE(w->exited));
+}
+
 /* The pid may have been given to another process since: start times and boots are compared after
  * the pidfd is open, which pins the pid. */
 static bool same_process(const struct pool_process *r, const struct segment *s)
@@ -404,12 +419,20 @@ static void adopt(struct processes *p, struct segment *s, int record)
     if (w->pidfd < 0 || !same_process(r, s) || watch_exit(w) < 0) confirmed_dead(w);
 }
 
+void processes_leave_segment(struct processes *p)
+{
+    p->seg = NULL;
+    for (struct process *w = p->first; w; w = w->next)
+        w->record = -1;
+}
+
 void processes_adopt(struct processes *p, struct segment *s)
 {
     p->seg = s;
     for (int i = 0; i < POOL_PROCESSES_MAX; i++) {
         if (s->processes[i].incarnation == 0) continue;
-        if (s->processes[i].role == POOL_ROLE_WORKER)
+        uint32_t role = s->processes[i].role;
+        if (role == POOL_ROLE_WORKER || role == POOL_ROLE_TOOL)
             adopt(p, s, i);
         else
             forget(&s->processes[i]);

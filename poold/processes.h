@@ -5,8 +5,9 @@
  * Lifelines and deaths. Every worker, gateway and tool holds one connection to RUN_DIR/lifeline;
  * with it comes a pidfd of the process. Only a confirmed death counts: a worker whose lifeline
  * closes, or that is stuck, gets SIGKILL through its pidfd and is dead when the pidfd says so.
- * Until then it may still write, and its place stays its own. Gateways and tools write no memory of
- * the pool: they are not killed, and a closed lifeline is enough.
+ * Until then it may still write, and its place stays its own. Gateways write no memory of the pool,
+ * and tools only while they save or restore: else they are not killed, and a closed lifeline is
+ * enough.
  *
  * Loop thread only.
  */
@@ -58,6 +59,12 @@ int process_send(struct process *who, struct lifeline_files *packet, const int *
 
 /* Writes its record into the segment, before it gets memory. -EMFILE: all records are taken. */
 int process_record(struct process *who, struct segment *s);
+/* A tool gets memory of the pool: from now on it is dead only when that is confirmed, like a worker,
+ * until process_disarm. */
+int process_arm(struct process *who, struct segment *s);
+void process_disarm(struct process *who);
+/* The segment is about to go; nobody has a record any more. */
+void processes_leave_segment(struct processes *p);
 /* After a restart: the processes that the segment tells of. Each is alive (then it has until
  * deadline_us of the loop's clock to come back) or dead (dead() is called). */
 void processes_adopt(struct processes *p, struct segment *s);
