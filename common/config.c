@@ -264,7 +264,8 @@ static void print_help(const char *program, const char *what, const struct confi
            "  --set section.key=value  override one key\n");
     for (size_t i = 0; i < n; i++)
         printf("  --%-22s %s\n", options[i].name, options[i].help);
-    printf("  --help, --version\n\nKeys of the configuration:\n");
+    printf("  --print-config           print a configuration file with every key and end\n"
+           "  --help, --version\n\nKeys of the configuration:\n");
     for (size_t i = 0; i < config_n_keys; i++) {
         const struct config_key *k = &config_keys[i];
         char full[64];
@@ -273,11 +274,24 @@ static void print_help(const char *program, const char *what, const struct confi
     }
 }
 
+/* The whole configuration as a file, each key with its preset and what it is for. */
+static void print_config(void)
+{
+    const char *section = "";
+    for (size_t i = 0; i < config_n_keys; i++) {
+        const struct config_key *k = &config_keys[i];
+        if (strcmp(section, k->section) != 0) printf("%s[%s]\n", i ? "\n" : "", k->section);
+        section = k->section;
+        printf("; %s%s%s%s\n; %s = %s\n", k->help, k->choices ? " (" : "",
+               k->choices ? k->choices : "", k->choices ? ")" : "", k->name, k->preset);
+    }
+}
+
 struct args {
     const char *config;
     char *sets[SETS_MAX];
     size_t n_sets;
-    bool help, version;
+    bool help, version, print;
 };
 
 /* Takes the argument at argv[*i], and the word after it where it has a value. */
@@ -287,6 +301,7 @@ static int take_arg(struct args *a, char **argv, int argc, int *i,
     const char *arg = argv[*i];
     if (strcmp(arg, "--help") == 0) return a->help = true, 0;
     if (strcmp(arg, "--version") == 0) return a->version = true, 0;
+    if (strcmp(arg, "--print-config") == 0) return a->print = true, 0;
     char *value = *i + 1 < argc ? argv[*i + 1] : NULL;
     const struct config_option *o = NULL;
     for (size_t k = 0; k < n; k++)
@@ -321,6 +336,7 @@ int config_from_args(int argc, char **argv, const char *program, const char *wha
     }
     if (a.help) return print_help(program, what, options, n_options), 1;
     if (a.version) return printf("%s %s\n", program, CISTERN_VERSION), 1;
+    if (a.print) return print_config(), 1;
     int r = config_load(a.config, a.sets, a.n_sets, why, ret);
     if (r == 0) log_init(program, (int)(*ret)->run.log_level);
     return r;
