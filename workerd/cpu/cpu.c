@@ -7,6 +7,9 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "workerd/cpu/ops.h"
 #include "workerd/cpu/plan.h"
@@ -30,11 +33,21 @@ static bool has_avx512(void)
 #endif
 }
 
+/* Not among the names that clang 14's __builtin_cpu_supports knows. */
+static bool has_f16c(void)
+{
+#if defined(__x86_64__)
+    unsigned int a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+#else
+    return false;
+#endif
+}
+
 static bool has_avx2(void)
 {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 #else
     return false;
 #endif
