@@ -9,7 +9,7 @@
 #include "proto/link_shm.h"
 
 enum {
-    LIFELINE_VERSION = 1,
+    LIFELINE_VERSION = 2,
     LIFELINE_FDS_MAX = 4,
 };
 #define LIFELINE_MAGIC UINT64_C(0x3166694c434e5443)
@@ -29,6 +29,10 @@ enum lifeline_kind {
                              Before Attached. tokens is writable for stage 0 alone. */
     LIFELINE_LINK = 4,    /* fds: the link of {pipeline, life}, an eventfd that the last stage rings
                              for the head with each window */
+    LIFELINE_PAGE = 5,    /* fds: the page of {pipeline, life = stage}, read-only; to gateways and
+                             tools, whenever a worker takes its place */
+    LIFELINE_ARENA = 6,   /* fds: the arena of stage `life`, and the tokens; to a tool that saves
+                             (read-only) or restores, one packet a stage, before the Row */
 };
 
 struct lifeline_files { /* poold's packets */

@@ -74,6 +74,8 @@ static int on_packet(struct pool_client *c, struct lifeline_files *f, int *fds, 
         return 0;
     case LIFELINE_POOL:
     case LIFELINE_LINK:
+    case LIFELINE_PAGE:
+    case LIFELINE_ARENA:
         c->events.files(c->events.arg, f, fds, n_fds);
         return 1;
     default:

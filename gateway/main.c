@@ -36,6 +36,9 @@ int gateway_can_serve(const struct gateway *g, struct fault *fault)
 {
     if (g->stopping) return fault_set(fault, FAULT_DRAINING, NULL, "The server is going down.");
     uint32_t lanes = pipelines_lanes(g->pipelines);
+    if (lanes == 0 && pipelines_drained(g->pipelines))
+        return fault_set(fault, FAULT_DRAINING, NULL,
+                         "All pipelines are drained; try again later.");
     if (lanes == 0 && pipelines_were_ready(g->pipelines))
         return fault_set(fault, FAULT_STAGE_LOST, NULL,
                          "A worker is gone and not yet back; try again soon.");

@@ -161,6 +161,7 @@ static void on_pipeline(struct pipelines *ps, const Cistern__Pipeline *m)
         return;
     }
     struct pipeline *p = &ps->at[m->pipeline];
+    p->draining = m->draining != 0;
     bool other = m->head && m->head != p->head;
     if (!ps->settling || !p->head || m->ready || other) {
         apply(p, m->head, m->endpoint, m->ready);
@@ -332,16 +333,27 @@ void pipelines_free(struct pipelines *ps)
     free(ps);
 }
 
-struct pipeline *pipelines_pick(struct pipelines *ps)
+struct pipeline *pipelines_pick(struct pipelines *ps, uint32_t to, uint32_t from)
 {
     struct pipeline *best = NULL;
     for (size_t i = 0; i < ARRAY_LEN(ps->at); i++) {
         struct pipeline *p = &ps->at[i];
         if (!pipeline_is_ready(p)) continue;
-        if (!best || (uint64_t)p->load * best->n_lanes < (uint64_t)best->load * p->n_lanes)
+        if (p->id + 1 == to) return p;
+        if (best && p->id + 1 == from) continue;
+        if (!best || best->id + 1 == from ||
+            (uint64_t)p->load * best->n_lanes < (uint64_t)best->load * p->n_lanes)
             best = p;
     }
     return best;
+}
+
+bool pipelines_drained(const struct pipelines *ps)
+{
+    bool any = false;
+    for (size_t i = 0; i < ARRAY_LEN(ps->at); i++)
+        any = any || (ps->at[i].alive && ps->at[i].known && ps->at[i].draining);
+    return any && pipelines_ready(ps) == 0;
 }
 
 uint32_t pipelines_ready(const struct pipelines *ps)

@@ -20,6 +20,7 @@ struct pipeline {
     uint32_t id;
     bool alive;                /* poold: all stages are attached and beat */
     bool known;                /* its head answered, and serves our model */
+    bool draining;             /* poold: it takes nothing new */
     bool doubted;              /* a poold that has just come back does not know it yet */
     uint64_t head, doubt_head; /* doubt_head: what that poold says when doubted */
     uint32_t n_lanes, context_tokens, n_ctx_train;
@@ -28,7 +29,10 @@ struct pipeline {
     struct pipelines *of;
 };
 
-static inline bool pipeline_is_ready(const struct pipeline *p) { return p->alive && p->known; }
+static inline bool pipeline_is_ready(const struct pipeline *p)
+{
+    return p->alive && p->known && !p->draining;
+}
 
 struct pipelines_events {
     /* From a head: Started, Tokens, Finished or Refused. */
@@ -48,8 +52,11 @@ int pipelines_new(struct loop *l, const struct config *c, const char *fingerprin
 void pipelines_free(struct pipelines *ps);
 static inline void pipelines_freep(struct pipelines **ps) { pipelines_free(*ps); }
 
-/* The ready one with the least load for its lanes; NULL when none is ready. */
-struct pipeline *pipelines_pick(struct pipelines *ps);
+/* The ready one with the least load for its lanes; NULL when none is ready. to, from: the number +
+ * 1 of the one that is wanted, and of the one that is only taken when there is no other; 0: none.
+ */
+struct pipeline *pipelines_pick(struct pipelines *ps, uint32_t to, uint32_t from);
+bool pipelines_drained(const struct pipelines *ps); /* none is ready, and one would be */
 uint32_t pipelines_ready(const struct pipelines *ps);
 uint32_t pipelines_lanes(const struct pipelines *ps);   /* of the ready ones */
 uint32_t pipelines_context(const struct pipelines *ps); /* tokens; 0 before one was ready */

@@ -38,6 +38,7 @@ struct request {
     bool started, told_late, cancel_unsent;
     uint32_t keep; /* LEAVING: what the cancel says; UINT32_MAX: all */
     uint32_t cached_tokens, resume_row;
+    uint32_t to, from; /* moved: the pipeline wanted, and the one left; number + 1, or 0 */
     uint64_t resume_generation, arrival;
     uint64_t since_us, retry_us;
     uint64_t left_us;     /* that it may still spend without a pipeline before it gets on */
@@ -159,7 +160,7 @@ static void gets_on(struct request *r) { r->left_us = (uint64_t)r->of->o.resume_
 /* A new attempt with whoever is ready; else it stays WAITING and the tick tries again. */
 static void submit(struct request *r)
 {
-    struct pipeline *p = pipelines_pick(r->of->o.pipelines);
+    struct pipeline *p = pipelines_pick(r->of->o.pipelines, r->to, r->from);
     r->retry_us = now_us() + RETRY_US;
     if (!p) return;
     r->attempt++;
@@ -173,6 +174,7 @@ static void submit(struct request *r)
     r->left_us = r->deadline_us > now ? r->deadline_us - now : 0;
     r->pipeline = p;
     r->state = REQUEST_SENT;
+    r->to = r->from = 0;
     p->load++;
 }
 
@@ -290,8 +292,22 @@ static bool worth_another(const struct request *r, Cistern__Code code)
     }
 }
 
-static void on_error(struct request *r, Cistern__Code code, const char *text)
+/* Not a failure: it goes on in another pipeline, at once when there is one. */
+static void go_elsewhere(struct request *r, uint32_t to)
 {
+    uint32_t from = r->pipeline->id + 1;
+    end_attempt(r);
+    r->to = to;
+    r->from = from;
+    submit(r);
+}
+
+static void on_error(struct request *r, Cistern__Code code, const char *text, uint32_t to)
+{
+    if (code == CISTERN__CODE__MOVED) {
+        go_elsewhere(r, to);
+        return;
+    }
     if (worth_another(r, code)) {
         end_attempt(r);
         return;
@@ -320,10 +336,10 @@ static void on_finished(struct request *r, const Cistern__Finished *m)
         finish(r, &(struct request_end){.reason = m->reason, .truncated = m->truncated});
         return;
     case CISTERN__REASON__ERROR:
-        on_error(r, m->code, m->text);
+        on_error(r, m->code, m->text, m->to_pipeline);
         return;
     default:
-        on_error(r, CISTERN__CODE__NOT_READY, "cancelled by the worker");
+        on_error(r, CISTERN__CODE__NOT_READY, "cancelled by the worker", 0);
         return;
     }
 }
@@ -349,7 +365,7 @@ void requests_message(struct requests *rs, struct pipeline *p, const Cistern__En
         if (r && r->state == REQUEST_LEAVING)
             request_free(r);
         else if (r)
-            on_error(r, m->refused->code, m->refused->text);
+            on_error(r, m->refused->code, m->refused->text, 0);
         break;
     default:
         break;

@@ -279,6 +279,7 @@ static int take_place(struct daemon *d, struct process *who, struct why *why)
     DEATH_POINT("pipeline-stages");
     shm_store_u32(&p->n_stages, f->n_stages);
     DEATH_POINT("pipeline-recorded");
+    poolfiles_send_page(d, NULL, f->pipeline, f->stage);
     r = poolfiles_send(d, who);
     return r < 0 ? why_set(why, r, "its files cannot be sent: %s", strerror(-r)) : 0;
 }
@@ -362,6 +363,9 @@ void attach_other(struct daemon *d, struct process *who, const Cistern__Envelope
     }
     if (!who->owner) who->owner = xnew(struct worker_facts); /* marks it as attached */
     if (d->pool) (void)poolfiles_send(d, who);
+    for (uint32_t p = 0; d->pool && p < POOL_PIPELINES_MAX; p++)
+        for (uint32_t s = 0; s < POOL_STAGES_MAX; s++)
+            if (d->page[p][s].at) poolfiles_send_page(d, who, p, s);
     Cistern__Attached attached = CISTERN__ATTACHED__INIT;
     attached.pool_id = d->pool ? d->pool->seg->h->pool_id : 0;
     Cistern__Envelope reply = CISTERN__ENVELOPE__INIT;

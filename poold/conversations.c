@@ -128,7 +128,10 @@ static int open_new(struct pool *p, const struct pool_open *ask, uint32_t source
         p->refs[pool_entry_chunk(b.copy_entry)]++;
     }
     bind(p, ask, row, b);
-    if (common) touch(p, source);
+    if (common) {
+        segment_count(&p->seg->h->counters.forks, 1);
+        touch(p, source);
+    }
     *ret_row = row;
     return 0;
 }
@@ -152,6 +155,9 @@ static int open_over(struct pool *p, const struct pool_open *ask, uint32_t row, 
     struct pool_body b = *segment_body(p->seg, row);
     reserve(p, row, b.n_entries, entries);
     b.n_entries = entries;
+    struct pool_counters *count = &p->seg->h->counters;
+    segment_count(b.state == POOL_IDLE ? &count->takeovers : &count->resumes, 1);
+    if (b.pipeline != ask->pipeline || b.lane != ask->lane) segment_count(&count->moves, 1);
     bind(p, ask, row, b);
     *ret_row = row;
     return 0;
@@ -316,7 +322,8 @@ uint32_t pool_drain(struct pool *p)
     uint32_t n = 0;
     for (uint32_t row = 0; p->n_closing && row < p->seg->h->n_rows; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
-        if (b->state != POOL_CLOSING || !pool_drained(p, b->pipeline, b->last_window)) continue;
+        if (b->state != POOL_CLOSING || b->holder) continue;
+        if (!pool_drained(p, b->pipeline, b->last_window)) continue;
         fold(p, row);
         n++;
     }

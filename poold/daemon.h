@@ -33,7 +33,8 @@ struct pipeline_state {
     bool ready;
     uint32_t asked_row; /* the last one that its head was asked to give back */
     uint64_t asked_generation;
-    uint64_t told; /* digest of what was broadcast last */
+    uint64_t told;    /* digest of what was broadcast last */
+    uint64_t lost_us; /* when a worker of it died and it was not yet ready again; 0: it is */
 };
 
 struct pending; /* an operation that waits (operations.c) */
@@ -84,6 +85,10 @@ void poolfiles_close(struct daemon *d);
 int poolfiles_page(struct daemon *d, uint32_t pipeline, uint32_t stage, struct why *why);
 /* Sends LIFELINE_POOL. */
 int poolfiles_send(struct daemon *d, struct process *who);
+/* Sends LIFELINE_PAGE to gateways and tools; to one, or (NULL) to all. */
+void poolfiles_send_page(struct daemon *d, struct process *to, uint32_t pipeline, uint32_t stage);
+/* A descriptor that can't write, or -1 with errno. */
+int poolfiles_read_only(const struct daemon *d, const char *name);
 void poolfiles_empty_rows(struct daemon *d, const char *reason);
 
 /* pipelines.c */
@@ -102,6 +107,14 @@ void operation_abandon(struct daemon *d, struct process *who, const Cistern__Env
 void operations_retry(struct daemon *d);
 void operations_forget(struct daemon *d, uint64_t incarnation);
 void operations_free(struct daemon *d);
+
+/* Whether an operation waits for room: nobody younger takes any then. */
+bool operations_blocked(const struct daemon *d);
+
+/* tools.c */
+void tools_change(struct daemon *d, struct process *who, const Cistern__Envelope *m);
+/* A tool is dead: what it copied is over. */
+void tools_forget(struct daemon *d, uint64_t incarnation);
 
 /* status.c */
 char *status_json(const struct daemon *d); /* the caller frees it */

@@ -40,7 +40,7 @@ static bool offers(const struct pool_body *b, const struct pool_open *ask, bool 
 {
     if (b->salt != ask->salt) return false;
     return b->state == POOL_IDLE || b->state == POOL_ACTIVE ||
-           (closing && b->state == POOL_CLOSING);
+           (closing && b->state == POOL_CLOSING && !b->holder);
 }
 
 struct match match_best(const struct pool *p, const struct pool_open *ask, bool closing)

@@ -243,6 +243,27 @@ static void answer(struct daemon *d, const struct pending *op, int r, uint32_t r
     }
 }
 
+/* Time from receipt to answer, in classes of four times the last one's. */
+static void count_answer(struct daemon *d, const struct pending *op, int r, uint32_t row)
+{
+    struct pool_counters *c = &d->pool->seg->h->counters;
+    uint64_t us = now_us() - op->since_us;
+    uint32_t i = 0;
+    while (i + 1 < POOL_LATENCIES && us >= UINT64_C(32) << (2 * i))
+        i++;
+    segment_count(&c->latency[i], 1);
+    segment_count(&c->latency_us, us);
+    if (op->kind != OP_OPEN || r < 0) return;
+    segment_count(&c->prefix_hit_tokens, pool_cached_cells(segment_body(d->pool->seg, row)));
+}
+
+bool operations_blocked(const struct daemon *d)
+{
+    for (const struct pending *op = d->pending; op; op = op->next)
+        if (op->blocked) return true;
+    return false;
+}
+
 static void on_drain(void *arg) { operations_retry(arg); }
 
 /* The pages are looked at every millisecond while something waits for them, and not otherwise. */
@@ -276,6 +297,7 @@ void operations_retry(struct daemon *d)
         }
         *at = op->next;
         answer(d, op, r, row);
+        count_answer(d, op, r, row);
         op_free(op);
         moved = true; /* also for those behind it */
     }

@@ -151,11 +151,16 @@ static void fill(const struct daemon *d, uint32_t pipeline, Cistern__Pipeline *r
     ret->head = head ? head->incarnation : 0;
     ret->endpoint = head ? ((struct worker_facts *)head->owner)->endpoint : "";
     ret->attached = attached_mask(d, pipeline);
+    if (!record(d, pipeline)->draining) return;
+    ret->draining = 1;
+    for (uint32_t i = 0; i < POOL_PIPELINES_MAX; i++)
+        if (i != pipeline && d->pipeline[i].ready && !record(d, i)->draining) ret->draining = 2;
 }
 
 static uint64_t digest(const Cistern__Pipeline *p)
 {
-    uint64_t v = p->head ^ (uint64_t)p->life << 20 ^ (uint64_t)p->attached << 2 ^ p->ready;
+    uint64_t v = p->head ^ (uint64_t)p->life << 20 ^ (uint64_t)p->attached << 2 ^ p->ready ^
+                 (uint64_t)p->draining << 60;
     return v + 1;
 }
 
@@ -169,11 +174,8 @@ static bool is_ready(const struct daemon *d, uint32_t pipeline)
     return true;
 }
 
-void pipeline_update(struct daemon *d, uint32_t pipeline)
+static void announce(struct daemon *d, uint32_t pipeline)
 {
-    if (!d->pool || record(d, pipeline)->n_stages == 0) return;
-    if (d->pipeline[pipeline].needs_life && all_attached(d, pipeline)) new_life(d, pipeline);
-    d->pipeline[pipeline].ready = is_ready(d, pipeline);
     Cistern__Pipeline p;
     fill(d, pipeline, &p);
     if (digest(&p) == d->pipeline[pipeline].told) return;
@@ -182,6 +184,27 @@ void pipeline_update(struct daemon *d, uint32_t pipeline)
     m.body_case = CISTERN__ENVELOPE__BODY_PIPELINE;
     m.pipeline = &p;
     daemon_broadcast(d, &m);
+}
+
+static void count_recovery(struct daemon *d, uint32_t pipeline)
+{
+    struct pool_counters *c = &d->pool->seg->h->counters;
+    struct pipeline_state *p = &d->pipeline[pipeline];
+    if (!p->ready || p->lost_us == 0) return;
+    segment_count(&c->recoveries, 1);
+    segment_count(&c->recovery_us, now_us() - p->lost_us);
+    p->lost_us = 0;
+}
+
+void pipeline_update(struct daemon *d, uint32_t pipeline)
+{
+    if (!d->pool || record(d, pipeline)->n_stages == 0) return;
+    if (d->pipeline[pipeline].needs_life && all_attached(d, pipeline)) new_life(d, pipeline);
+    d->pipeline[pipeline].ready = is_ready(d, pipeline);
+    count_recovery(d, pipeline);
+    announce(d, pipeline);
+    for (uint32_t i = 0; i < POOL_PIPELINES_MAX; i++) /* they have a place to go to, or none */
+        if (i != pipeline && record(d, i)->n_stages && record(d, i)->draining) announce(d, i);
 }
 
 void pipeline_tell(struct daemon *d, struct process *who)
@@ -253,6 +276,7 @@ void pipeline_death(struct daemon *d, struct process *who)
     if (who->role == POOL_ROLE_WORKER && who->placed && d->pool) {
         d->pool->manned[who->pipeline][who->stage] = false;
         d->pipeline[who->pipeline].needs_life = true;
+        if (!d->pipeline[who->pipeline].lost_us) d->pipeline[who->pipeline].lost_us = now_us();
         if (who->stage == 0) {
             struct pool_orphans o = {
                 .pipeline = who->pipeline,

@@ -65,7 +65,8 @@ static void mark_beginnings(struct pool *p, bool *ret_beginning)
     uint32_t n_rows = p->seg->h->n_rows, n = 0;
     CLEANUP(freep) uint32_t *rows = xcalloc(n_rows, sizeof(*rows));
     for (uint32_t row = 0; row < n_rows; row++)
-        if (segment_body(p->seg, row)->state != POOL_FREE) rows[n++] = row;
+        if (segment_body(p->seg, row)->state != POOL_FREE && !segment_body(p->seg, row)->holder)
+            rows[n++] = row;
     qsort_r(rows, n, sizeof(*rows), by_tokens, p);
     for (uint32_t i = 0; i + 1 < n; i++) {
         uint32_t a = rows[i], b = rows[i + 1], length = row_length(p, a);
@@ -131,7 +132,7 @@ static uint32_t closing_chunks(const struct pool *p)
     uint32_t n = 0;
     for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
-        if (b->state == POOL_CLOSING) n += b->n_entries;
+        if (b->state == POOL_CLOSING && !b->holder) n += b->n_entries;
     }
     return n;
 }
@@ -154,6 +155,7 @@ int plan_room(struct pool *p, const struct plan_ask *ask)
     for (uint32_t i = 0; i < used; i++) {
         const struct pool_body *b = segment_body(p->seg, c[i].row);
         p->evictions[c[i].rank] += n_holds(b) - keep[i];
+        segment_count(&h->counters.evicted_chunks[c[i].rank], n_holds(b) - keep[i]);
         uint32_t cells = min_u32(b->base, keep[i] * h->chunk_cells);
         pool_cut(p, c[i].row, cells, b->state, NULL);
     }
@@ -182,6 +184,8 @@ uint32_t plan_row(struct pool *p, uint32_t spare)
     uint32_t n = candidates(p, spare, UINT64_MAX, c); /* idle ones only: nobody is younger */
     assert(n > 0);
     p->evictions[c[0].rank] += segment_body(p->seg, c[0].row)->n_entries;
+    segment_count(&h->counters.evicted_chunks[c[0].rank],
+                  segment_body(p->seg, c[0].row)->n_entries);
     pool_cut(p, c[0].row, 0, POOL_IDLE, NULL);
     return c[0].row;
 }

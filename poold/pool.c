@@ -59,7 +59,7 @@ static void derive(struct pool *p)
         for (uint32_t i = 0; i < b->n_entries; i++)
             p->refs[pool_entry_chunk(segment_table(p->seg, row)[i])]++;
         if (b->copy_entry) p->refs[pool_entry_chunk(b->copy_entry)]++;
-        if (b->state == POOL_CLOSING) p->n_closing++;
+        if (b->state == POOL_CLOSING && !b->holder) p->n_closing++;
         p->next_arrival = max_u64(p->next_arrival, b->arrival + 1);
     }
     for (uint32_t chunk = h->n_chunks; chunk > 0; chunk--)
@@ -189,6 +189,7 @@ void pool_cut(struct pool *p, uint32_t row, uint32_t n_cells, uint32_t to, const
     b.lease++;
     b.state = n_cells || to == POOL_ACTIVE ? to : POOL_FREE;
     b.last_window = b.keep = b.resume = 0;
+    b.holder = 0;
     if (b.state == POOL_FREE || b.state == POOL_IDLE) b.gateway = 0;
     if (op) b.op_incarnation = op->incarnation, b.op_number = op->number;
     assert(b.n_entries <= before);

@@ -167,7 +167,7 @@ int poolfiles_page(struct daemon *d, uint32_t pipeline, uint32_t stage, struct w
 }
 
 /* Who must not write a file gets a descriptor that can't. */
-static int read_only(const struct daemon *d, const char *name)
+int poolfiles_read_only(const struct daemon *d, const char *name)
 {
     CLEANUP(freep) char *path = NULL;
     if (asprintf(&path, "%s/%s", d->config->pool.dir, name) < 0) abort();
@@ -177,8 +177,8 @@ static int read_only(const struct daemon *d, const char *name)
 int poolfiles_send(struct daemon *d, struct process *who)
 {
     struct lifeline_files packet = {.kind = LIFELINE_POOL, .pool_id = d->pool->seg->h->pool_id};
-    CLEANUP(closep) int control = read_only(d, "control");
-    CLEANUP(closep) int tokens = read_only(d, "tokens");
+    CLEANUP(closep) int control = poolfiles_read_only(d, "control");
+    CLEANUP(closep) int tokens = poolfiles_read_only(d, "tokens");
     if (control < 0 || tokens < 0) return -errno;
     int fds[LIFELINE_FDS_MAX] = {control};
     uint32_t n = 1;
@@ -188,4 +188,21 @@ int poolfiles_send(struct daemon *d, struct process *who)
         fds[n++] = arena_fd(d->arena[who->stage]);
     }
     return process_send(who, &packet, fds, n);
+}
+
+void poolfiles_send_page(struct daemon *d, struct process *to, uint32_t pipeline, uint32_t stage)
+{
+    struct lifeline_files packet = {
+        .kind = LIFELINE_PAGE,
+        .pool_id = d->pool->seg->h->pool_id,
+        .pipeline = pipeline,
+        .life = stage,
+    };
+    char name[32];
+    (void)snprintf(name, sizeof(name), "page-%u-%u", pipeline, stage);
+    CLEANUP(closep) int page = poolfiles_read_only(d, name);
+    if (page < 0) return; /* it is for show only */
+    for (struct process *w = processes_first(d->processes); w; w = w->next)
+        if ((to ? w == to : w->role != POOL_ROLE_WORKER && w->owner) && w->sock >= 0)
+            (void)process_send(w, &packet, &page, 1);
 }

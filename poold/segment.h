@@ -39,6 +39,8 @@ static inline void segment_freep(struct segment **s) { segment_free(*s); }
 const struct pool_body *segment_body(const struct segment *s, uint32_t row);
 /* Makes body the one in force: the commit. */
 void segment_commit(struct segment *s, uint32_t row, const struct pool_body *body);
+/* Adds to one of the header's counters. */
+void segment_count(uint64_t *counter, uint64_t n);
 uint64_t *segment_table(struct segment *s, uint32_t row);
 /* Puts the trash chunk back at and past the row's table length. */
 void segment_trim_table(struct segment *s, uint32_t row);

@@ -30,6 +30,8 @@ void daemon_refuse(struct daemon *d, uint64_t to, uint64_t number, Cistern__Code
     va_start(ap, format);
     (void)vsnprintf(text, sizeof(text), format, ap);
     va_end(ap);
+    if (d->pool && (unsigned)code < POOL_CODES)
+        segment_count(&d->pool->seg->h->counters.refusals[code], 1);
     (void)msg_server_refuse(d->server, to, number, code, text);
 }
 
@@ -52,39 +54,6 @@ static void on_status(struct daemon *d, struct process *who, const Cistern__Enve
     daemon_send(d, who->incarnation, m->number, &reply);
 }
 
-static uint32_t drop_all(struct daemon *d)
-{
-    uint32_t n = 0;
-    for (uint32_t row = 0; row < d->pool->seg->h->n_rows; row++)
-        n += pool_drop(d->pool, row, segment_body(d->pool->seg, row)->generation) == 0;
-    return n;
-}
-
-static void on_drop(struct daemon *d, struct process *who, const Cistern__Envelope *m)
-{
-    Cistern__Done done = CISTERN__DONE__INIT;
-    if (who->uid != geteuid() && who->uid != 0) {
-        daemon_refuse(d, who->incarnation, m->number, CISTERN__CODE__DENIED,
-                      "only root and poold's own user change the pool");
-        return;
-    }
-    if (d->pool && m->drop->all)
-        done.n = drop_all(d);
-    else if (d->pool) {
-        int r = pool_drop(d->pool, m->drop->row, m->drop->generation);
-        if (r < 0) {
-            daemon_refuse(d, who->incarnation, m->number, CISTERN__CODE__UNKNOWN, "row %u: %s",
-                          m->drop->row, r == -EBUSY ? "it is in use" : "no such conversation");
-            return;
-        }
-        done.n = 1;
-    }
-    Cistern__Envelope reply = CISTERN__ENVELOPE__INIT;
-    reply.body_case = CISTERN__ENVELOPE__BODY_DONE;
-    reply.done = &done;
-    daemon_send(d, who->incarnation, m->number, &reply);
-}
-
 static const struct {
     Cistern__Envelope__BodyCase body;
     void (*take)(struct daemon *d, struct process *who, const Cistern__Envelope *m);
@@ -97,7 +66,13 @@ static const struct {
     {CISTERN__ENVELOPE__BODY_TRUNCATE,      operation         },
     {CISTERN__ENVELOPE__BODY_CLOSE,         operation         },
     {CISTERN__ENVELOPE__BODY_ABANDON,       operation_abandon },
-    {CISTERN__ENVELOPE__BODY_DROP,          on_drop           },
+    {CISTERN__ENVELOPE__BODY_DROP,          tools_change      },
+    {CISTERN__ENVELOPE__BODY_EVICT,         tools_change      },
+    {CISTERN__ENVELOPE__BODY_MOVE,          tools_change      },
+    {CISTERN__ENVELOPE__BODY_DRAIN,         tools_change      },
+    {CISTERN__ENVELOPE__BODY_SAVE,          tools_change      },
+    {CISTERN__ENVELOPE__BODY_RESTORE,       tools_change      },
+    {CISTERN__ENVELOPE__BODY_TRANSFER_END,  tools_change      },
     {CISTERN__ENVELOPE__BODY_RESET,         pipeline_reset    },
     {CISTERN__ENVELOPE__BODY_STATUS_ASK,    on_status         },
 };
@@ -123,6 +98,7 @@ static void on_dead(void *arg, struct process *who)
     struct daemon *d = arg;
     if (who->role == POOL_ROLE_WORKER) log_info("%s is dead", process_name(who));
     operations_forget(d, who->incarnation);
+    tools_forget(d, who->incarnation);
     pipeline_death(d, who);
     worker_facts_free(TAKE(*(struct worker_facts **)&who->owner));
     operations_retry(d);
@@ -232,6 +208,10 @@ int daemon_run(const struct config *config, struct why *why)
     if (r == 0) r = loop_new(&d.loop);
     if (r < 0) return r;
     r = begin(&d, why);
+    if (r == 0 && d.pool) {
+        segment_count(&d.pool->seg->h->counters.restarts, 1);
+        segment_count(&d.pool->seg->h->counters.restart_us, now_us() - d.started_us);
+    }
     if (r == 0) {
         log_info("ready in %s", config->run.dir);
         (void)sd_notify(0, "READY=1");

@@ -26,12 +26,15 @@
 #include <stdint.h>
 
 enum {
-    POOL_SHM_VERSION = 1,
+    POOL_SHM_VERSION = 2,
     POOL_PROCESSES_MAX = 128, /* process records; workers, gateways and tools together */
     POOL_PIPELINES_MAX = 8,
     POOL_STAGES_MAX = 16,
     POOL_RUNS_MAX = 1024,  /* runs of one arena: layers x kinds of one stage */
     POOL_TEXT_BYTES = 128, /* fingerprint, arithmetic, names: NUL-terminated text */
+    POOL_RANKS = 3,        /* kinds of conversations that give back */
+    POOL_CODES = 32,       /* kinds of refusals that are counted: room for cistern.proto's Code */
+    POOL_LATENCIES = 12,   /* classes of an operation's time, the last one without an end */
 };
 
 #define POOL_CONTROL_MAGIC UINT64_C(0x316c7274434e5443) /* "CTNCtrl1" */
@@ -115,6 +118,24 @@ static_assert(sizeof(struct pool_geometry) == 32 + 2 * POOL_TEXT_BYTES, "no hidd
 
 /* ---- control ----------------------------------------------------------------------------- */
 
+/* What poold has counted since the segment was made: only rises, for whoever looks. A death loses
+ * the count in hand at most. */
+struct pool_counters {
+    uint64_t evicted_chunks[POOL_RANKS]; /* given back, by rank */
+    uint64_t refusals[POOL_CODES];       /* by Code */
+    uint64_t latency[POOL_LATENCIES];    /* operations from receipt to answer: under 32 us, under
+                                            128 us, and so on, four times as much each */
+    uint64_t latency_us;                 /* their sum */
+    uint64_t forks, takeovers;           /* opens that share, or go on in, a cached conversation */
+    uint64_t resumes;                    /* opens that go on in one that waited */
+    uint64_t moves;                      /* binds of one to another lane or pipeline */
+    uint64_t prefix_hit_tokens;          /* that opens found */
+    uint64_t recoveries, recovery_us;    /* of pipelines: from a confirmed death to ready again */
+    uint64_t restarts, restart_us;       /* of poold: from its start to READY, with this pool */
+    uint64_t saves, restores;            /* begun */
+    uint64_t pad_[6];
+};
+
 struct pool_header { /* offset 0 of the control file; poold writes it once, but for poold_* */
     uint64_t magic;  /* stored last when the segment is made: a half-made one is no segment */
     uint32_t version;
@@ -133,6 +154,7 @@ struct pool_header { /* offset 0 of the control file; poold writes it once, but 
     uint32_t pad0_;
     struct pool_geometry geometry;
     char boot_id[40]; /* of the kernel that the process records' start times belong to */
+    struct pool_counters counters; /* poold, at any time */
 };
 
 enum pool_role { POOL_ROLE_NONE, POOL_ROLE_WORKER, POOL_ROLE_GATEWAY, POOL_ROLE_TOOL };
@@ -154,7 +176,8 @@ struct pool_pipeline {
     uint32_t life;                    /* raised at each reset and each new head; 0: never alive */
     uint32_t n_stages;                /* 0: the record is free */
     uint32_t layers[POOL_STAGES_MAX]; /* layers of each stage, in order */
-    uint32_t pad_[14];
+    uint32_t draining;                /* 1: it takes nothing new */
+    uint32_t pad_[13];
 };
 static_assert(sizeof(struct pool_pipeline) == 128, "two cache lines a pipeline");
 
@@ -183,7 +206,9 @@ struct pool_body {
     uint32_t pipeline, lane, life; /* where it is, or was last, bound */
     uint32_t resume;  /* closing: 1 when it is to wait for its gateway rather than be idle */
     uint64_t gateway; /* incarnation of the gateway whose request it serves, or 0 */
-    uint64_t pad_[3];
+    uint64_t holder;  /* closing: incarnation of the tool that saves or restores it, or 0: then no
+                         window ends it, but the tool's word or death */
+    uint64_t pad_[2];
 };
 static_assert(sizeof(struct pool_body) == 128, "two cache lines a body");
 
@@ -260,12 +285,17 @@ struct pool_page {
     uint64_t windows, bubbles; /* the worker: windows run; times it had none to run while one was
                                   in flight elsewhere on its pipeline */
     uint64_t busy_us;          /* the worker: time spent computing */
+    uint64_t yields;           /* a head: prompts that let a shorter one pass */
+    uint64_t given_back;       /* a head: conversations that made room for older ones */
+    uint64_t truncations;      /* a head: answers that ended for want of room */
+    uint64_t reread_tokens;    /* a head: computed again after a death or a move */
+    uint64_t pad_[4];
     /* word[row]: the worker, after the K/V of these cells is in the pool.
      * word[n_rows + row]: a head only, after the token ids of these cells are in the tokens file:
      * cells that it will not take back by itself. */
     uint64_t word[];
 };
-static_assert(sizeof(struct pool_page) == 64, "the words begin on a cache line");
+static_assert(sizeof(struct pool_page) == 128, "the words begin on a cache line");
 
 /* ---- arena ------------------------------------------------------------------------------- */
 

@@ -83,6 +83,31 @@ void admission_requeue(struct head *h, struct lane *l, bool resume)
     queue_put(&h->queue, r);
 }
 
+void admission_move(struct head *h, struct lane *l, uint32_t to)
+{
+    struct ending e = {
+        .reason = CISTERN__REASON__ERROR,
+        .code = CISTERN__CODE__MOVED,
+        .text = "it is to go on in another pipeline",
+        .to = to,
+    };
+    if (!lane_is_active(l)) return admission_end(h, l, &e, 0, false);
+    struct op op = {
+        .kind = OP_CLOSE,
+        .row = l->row,
+        .generation = l->generation,
+        .version = l->version,
+        .cells = l->posted,
+        .last_window = l->last_window,
+        .resume = true,
+    };
+    /* Closed before its gateway hears of it: who asks for the row finds it on its way. */
+    ops_add(&h->ops, &op);
+    tell_end(h, l->request, &e);
+    event(l, LANE_END);
+    lane_clear(l);
+}
+
 void admission_give_up(struct head *h, struct lane *l, const struct ending *ending)
 {
     if (!lane_is_active(l)) return;
@@ -143,6 +168,15 @@ static void row_enter(struct head *h, struct lane *l, const Cistern__Row *row)
     r->arrival = row->arrival;
 }
 
+/* An attempt that goes on computes again what the one before it had computed and not published. */
+static void count_reread(struct head *h, const struct lane *l)
+{
+    struct pool_page *page = h->pool->page;
+    if (request_generated(l->request) == 0) return;
+    uint64_t n = l->request->n_tokens - 1 - l->posted;
+    shm_store_u64(&page->reread_tokens, page->reread_tokens + n);
+}
+
 static void open_granted(struct head *h, const struct op *op, const Cistern__Row *row)
 {
     struct lane *l = &h->lanes[op->lane];
@@ -152,6 +186,7 @@ static void open_granted(struct head *h, const struct op *op, const Cistern__Row
     if (sane && !abandoned) {
         l->group = schedule_group(h->lanes, h->setup.n_lanes, h->link ? h->link->h.n_stages : 1);
         event(l, LANE_GRANTED);
+        count_reread(h, l);
         gateways_started(h->gateways, l->request, l, min_u32(l->posted, l->request->n_prompt));
         return;
     }
@@ -255,7 +290,10 @@ static void grow_refused(struct head *h, const struct op *op, const Cistern__Ref
     }
     struct ending e = {
         .reason = CISTERN__REASON__ERROR, .code = refused->code, .text = refused->text};
-    if (full) e = (struct ending){.reason = CISTERN__REASON__LENGTH, .truncated = true};
+    if (full) {
+        e = (struct ending){.reason = CISTERN__REASON__LENGTH, .truncated = true};
+        shm_store_u64(&h->pool->page->truncations, h->pool->page->truncations + 1);
+    }
     admission_end(h, l, &e, l->posted, false);
 }
 

@@ -114,6 +114,7 @@ void gateways_finished(struct gateways *g, const struct request *r, const struct
     finished.code = e->code;
     if (e->text) finished.text = (char *)e->text;
     finished.stop_token = e->stop_token;
+    finished.to_pipeline = e->to;
     send_finished(g, r->gateway, &finished);
 }
 

@@ -19,6 +19,7 @@ struct ending {
     uint32_t stop_token; /* of STOP */
     Cistern__Code code;  /* of ERROR */
     const char *text;    /* of ERROR: a sentence, or NULL */
+    uint32_t to;         /* of MOVED: pipeline + 1, or 0 */
 };
 
 struct model_card {

@@ -53,6 +53,8 @@ static void on_generate(struct head *h, uint64_t from, const Cistern__Generate *
     struct request *r = NULL;
     if (h->draining)
         return refuse_generate(h, from, g, CISTERN__CODE__DRAINING, "the worker is being stopped");
+    if (h->leaving)
+        return refuse_generate(h, from, g, CISTERN__CODE__MOVED, "the pipeline is being drained");
     if (h->queue.n >= HEAD_QUEUE_MAX)
         return refuse_generate(h, from, g, CISTERN__CODE__QUEUE_FULL, "too many requests wait");
     if (request_from(g, from, &limits, &refusal, &r) < 0)
@@ -138,6 +140,7 @@ void head_step(struct head *h)
     for (uint64_t gone; (gone = gateways_failed(h->gateways));)
         gateway_drop(h, gone);
     if (h->draining) return drain_step(h);
+    turns_leave(h);
     admission_run(h);
     admission_growth(h);
     if (h->link) windows_post(h);
@@ -268,6 +271,16 @@ bool head_answer(struct head *h, const Cistern__Envelope *m)
 {
     if (m->body_case == CISTERN__ENVELOPE__BODY_GIVE_BACK) {
         turns_give_back(h, m->give_back->row, m->give_back->generation);
+        head_step(h);
+        return true;
+    }
+    if (m->body_case == CISTERN__ENVELOPE__BODY_MOVE) {
+        turns_move(h, m->move);
+        head_step(h);
+        return true;
+    }
+    if (m->body_case == CISTERN__ENVELOPE__BODY_PIPELINE) {
+        if (m->pipeline->pipeline == h->setup.pipeline) h->leaving = m->pipeline->draining;
         head_step(h);
         return true;
     }

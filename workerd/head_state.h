@@ -32,6 +32,8 @@ struct head {
     struct request_queue queue;
     bool no_room; /* the first of the queue was refused for now: nobody is admitted meanwhile */
     bool draining;
+    uint32_t
+        leaving; /* poold's word: 1 nothing new is taken, 2 what runs goes to another pipeline */
 
     struct lane *lanes; /* [setup.n_lanes] */
     uint64_t serial;    /* of the last request that got a lane */
@@ -65,6 +67,8 @@ void admission_end(struct head *h, struct lane *l, const struct ending *ending, 
                    bool resume);
 /* The same for an active lane whose row poold no longer knows: nothing is left to close. */
 void admission_give_up(struct head *h, struct lane *l, const struct ending *ending);
+/* Ends it with its row kept for the gateway, which goes on elsewhere (to: pipeline + 1, 0 any). */
+void admission_move(struct head *h, struct lane *l, uint32_t to);
 void admission_close_unknown(struct head *h, uint32_t row);
 
 /* Takes an active lane's request back into the queue, where it goes before all that are younger.
@@ -79,6 +83,10 @@ void admission_open(struct head *h, uint32_t lane, struct request *r);
 bool turns_may_go(const void *head, const struct request *r);
 /* Without a free lane: a long prompt lets one that is less than half as long pass. */
 void turns_yield(struct head *h);
+/* A tool wants this row to go on in another pipeline. */
+void turns_move(struct head *h, const Cistern__Move *move);
+/* The pipeline is drained: sends away what may not stay. */
+void turns_leave(struct head *h);
 /* poold needs the room of this row for an older conversation. */
 void turns_give_back(struct head *h, uint32_t row, uint64_t generation);
 

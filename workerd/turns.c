@@ -54,6 +54,7 @@ void turns_yield(struct head *h)
     if (!l) return;
     struct request *r = queue_take(&h->queue, NULL, NULL);
     l->request->n_yields++;
+    shm_store_u64(&h->pool->page->yields, h->pool->page->yields + 1);
     log_debug("lane %u gives way with %u tokens of its prompt unread, to a prompt of %u",
               (unsigned)(l - h->lanes), lane_unposted(l), r->n_tokens);
     admission_requeue(h, l, true);
@@ -65,8 +66,50 @@ void turns_give_back(struct head *h, uint32_t row, uint64_t generation)
     for (uint32_t i = 0; i < h->setup.n_lanes; i++) {
         struct lane *l = &h->lanes[i];
         if (!lane_is_active(l) || l->row != row || l->generation != generation) continue;
+        shm_store_u64(&h->pool->page->given_back, h->pool->page->given_back + 1);
         log_info("row %u gives back its room to an older conversation", row);
         admission_requeue(h, l, false);
         return;
     }
+}
+
+void turns_move(struct head *h, const Cistern__Move *move)
+{
+    for (uint32_t i = 0; i < h->setup.n_lanes; i++) {
+        struct lane *l = &h->lanes[i];
+        if (!lane_is_active(l) || l->row != move->row || l->generation != move->generation)
+            continue;
+        log_info("row %u moves to pipeline %u", move->row, move->pipeline);
+        admission_move(h, l, move->pipeline + 1);
+        return;
+    }
+}
+
+/* What was admitted here stays until there is a place for it to go to. */
+static bool may_stay(const struct head *h, const struct request *r)
+{
+    return h->leaving == 1 && r->admitted;
+}
+
+void turns_leave(struct head *h)
+{
+    struct request_queue stay = {0};
+    struct request *r;
+    static const struct ending moved = {
+        .reason = CISTERN__REASON__ERROR,
+        .code = CISTERN__CODE__MOVED,
+        .text = "the pipeline is being drained",
+    };
+    if (!h->leaving) return;
+    while ((r = queue_take(&h->queue, NULL, NULL))) {
+        if (may_stay(h, r)) {
+            queue_put(&stay, r);
+            continue;
+        }
+        gateways_finished(h->gateways, r, &moved);
+        request_free(r);
+    }
+    h->queue = stay;
+    for (uint32_t i = 0; h->leaving == 2 && i < h->setup.n_lanes; i++)
+        if (h->lanes[i].state != LANE_FREE) admission_move(h, &h->lanes[i], 0);
 }

@@ -23,11 +23,14 @@ static struct {
     uint32_t prompt[SENT_MAX], generated[SENT_MAX];
     uint64_t number;
     Cistern__Cancel cancel;
+    uint32_t to, from; /* what was asked of the last pick */
 } head;
 
-struct pipeline *pipelines_pick(struct pipelines *ps)
+struct pipeline *pipelines_pick(struct pipelines *ps, uint32_t to, uint32_t from)
 {
     (void)ps;
+    head.to = to;
+    head.from = from;
     return head.none_ready ? NULL : &head.pipeline;
 }
 

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Saves and restores as changes of rows (transfers.h). Called by tools.c; the bytes are the tool's
+ * to copy. Each begins and ends with one commit, so a death in between leaves a row of a tool that
+ * is ended at the next start.
+ */
+#include "poold/transfers.h"
+
+#include <errno.h>
+
+#include "poold/death.h"
+#include "poold/plan.h"
+
+static uint64_t *table_of(const struct pool *p, uint32_t row)
+{
+    return segment_table((struct segment *)p->seg, row);
+}
+
+/* The body of a new row of this holder; what it held before is nobody's. */
+static struct pool_body held_body(const struct pool *p, uint32_t row, uint64_t holder)
+{
+    const struct pool_body *old = segment_body(p->seg, row);
+    return (struct pool_body){
+        .generation = old->generation + 1,
+        .lease = old->lease + 1,
+        .state = POOL_CLOSING,
+        .holder = holder,
+    };
+}
+
+static void share(struct pool *p, uint32_t from, uint32_t cells, uint32_t row, struct pool_body *b)
+{
+    uint32_t c = p->seg->h->chunk_cells;
+    const struct pool_body *source = segment_body(p->seg, from);
+    uint64_t *table = table_of(p, row);
+    b->n_entries = cells / c;
+    b->base = b->n_entries * c;
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        uint64_t entry = table_of(p, from)[i];
+        p->refs[pool_entry_chunk(entry)]++;
+        DEATH_POINT("save-share");
+        shm_store_u64(&table[i], entry); /* of a free row: nobody's until the commit */
+    }
+    b->copy_cells = cells % c;
+    if (!b->copy_cells) return;
+    b->copy_entry =
+        b->n_entries < source->n_entries ? table_of(p, from)[b->n_entries] : source->copy_entry;
+    p->refs[pool_entry_chunk(b->copy_entry)]++;
+}
+
+int transfer_save(struct pool *p, uint32_t row, uint64_t generation, uint64_t holder,
+                  uint32_t *ret_row)
+{
+    if (row >= p->seg->h->n_rows) return -ENOENT;
+    const struct pool_body *source = segment_body(p->seg, row);
+    uint32_t cells = pool_cached_cells(source);
+    if (source->state == POOL_FREE || source->generation != generation || cells == 0)
+        return -ENOENT;
+    if (source->state != POOL_IDLE && source->state != POOL_WAITING) return -EBUSY;
+    int r = plan_has_row(p, row, false);
+    if (r < 0) return r;
+    uint32_t own = plan_row(p, row);
+    struct pool_body b = held_body(p, own, holder);
+    b.salt = source->salt;
+    b.arrival = source->arrival;
+    share(p, row, cells, own, &b);
+    segment_commit(p->seg, own, &b);
+    segment_count(&p->seg->h->counters.saves, 1);
+    *ret_row = own;
+    return 0;
+}
+
+int transfer_restore(struct pool *p, uint32_t cells, uint64_t salt, uint64_t holder,
+                     uint32_t *ret_row)
+{
+    if (cells == 0 || cells > p->seg->h->geometry.context_tokens) return -E2BIG;
+    uint32_t n = pool_entries_for(p, cells);
+    struct plan_ask room = {n, PLAN_NOBODY, UINT64_MAX, false};
+    int r = plan_has_row(p, PLAN_NOBODY, false);
+    if (r == 0) r = plan_room(p, &room);
+    if (r < 0) return r;
+    uint32_t row = plan_row(p, PLAN_NOBODY);
+    struct pool_body b = held_body(p, row, holder);
+    uint64_t *table = table_of(p, row);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t entry = pool_chunk_take(p);
+        DEATH_POINT("restore-reserve");
+        shm_store_u64(&table[i], entry);
+    }
+    b.n_entries = n;
+    b.keep = cells; /* what it will be, when it is complete */
+    b.salt = salt;
+    segment_commit(p->seg, row, &b);
+    segment_count(&p->seg->h->counters.restores, 1);
+    *ret_row = row;
+    return 0;
+}
+
+int transfer_end(struct pool *p, uint32_t row, uint64_t generation, uint64_t holder, bool complete)
+{
+    if (row >= p->seg->h->n_rows) return -ENOENT;
+    struct pool_body b = *segment_body(p->seg, row);
+    if (b.state != POOL_CLOSING || b.generation != generation || b.holder != holder) return -ENOENT;
+    if (!complete || b.keep == 0) {
+        pool_cut(p, row, 0, POOL_IDLE, NULL);
+        return 0;
+    }
+    DEATH_POINT("restore-use");
+    p->seg->rows[row].last_use = pool_clock_us();
+    b.base = b.keep;
+    b.keep = 0;
+    b.holder = 0;
+    b.lease++;
+    b.state = POOL_IDLE;
+    segment_commit(p->seg, row, &b);
+    return 0;
+}
+
+void transfers_forget(struct pool *p, uint64_t holder)
+{
+    for (uint32_t row = 0; row < p->seg->h->n_rows; row++)
+        if (segment_body(p->seg, row)->holder == holder) pool_cut(p, row, 0, POOL_IDLE, NULL);
+}
