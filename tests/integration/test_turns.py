@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""More conversations than the pool or the lanes hold: who waits, who gives way, who shares. Each answer
+equals its solo run by the hash of each row's full logits, whatever it went through."""
+import threading
+
+import pytest
+
+from harness import Cistern, eventually
+from pool import ACTIVE, CLOSING, IDLE, WAITING
+from test_equal import SMALL, cached, same_request, solo_rows, words
+
+CHUNK = 16
+TIGHT = {**SMALL, "pool.chunk": CHUNK, "model.context": 512, "pool.grow": 1}
+
+
+def quiet(c):
+    eventually(lambda: not c.pool().rows(ACTIVE, CLOSING, WAITING), "all conversations are closed")
+    c.pool().check_tables()
+
+
+def together(c, chats):
+    """All at once; the answers in the chats' order, and the order in which they ended."""
+    answers, ended = [None] * len(chats), []
+
+    def chat(i):
+        content, fields = chats[i]
+        answers[i] = c.chat(content, **fields)
+        ended.append(i)
+
+    threads = [threading.Thread(target=chat, args=[i]) for i in range(len(chats))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return answers, ended
+
+
+def text(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+def assert_equal_to_solo(c, chats, alone, answers, solo_answers):
+    requests = list(c.trace().values())
+    for i in range(len(chats)):
+        assert text(answers[i]) == text(solo_answers[i]), i
+        assert same_request(alone[i], requests) == alone[i], i
+
+
+def test_wait_when_dry_completes_all(tiny_model):
+    """A pool that holds a third of what is asked: the younger give back and come again, all end whole."""
+    fields = {"max_tokens": 200, "temperature": 0}
+    chats = [(f"{i} {words(8, i)}", dict(fields)) for i in range(8)]
+    chats[3][1].update(temperature=0.9, seed=7)
+    alone, solo = solo_rows(tiny_model, chats, **{"model.context": 512, "pool.chunk": CHUNK})
+    used = sum(a["usage"]["total_tokens"] for a in solo)
+    cells = max(512 + 2 * CHUNK, used // 3)
+    settings = {**TIGHT, "pool.cells": cells, "pool.when_dry": "wait"}
+    with Cistern(tiny_model, settings=settings).start() as c:
+        answers, _ = together(c, chats)
+        reasons = [[a["choices"][0]["finish_reason"] for a in some] for some in (answers, solo)]
+        assert reasons[0] == reasons[1]
+        assert not any("truncated" in a["choices"][0] for a in answers)
+        assert_equal_to_solo(c, chats, alone, answers, solo)
+        assert "gives back its room" in c.workers[0].text()
+        quiet(c)
+
+
+def test_full_admission_never_cuts(tiny_model):
+    """admission = full reserves all that an answer may use: who does not fit is refused, nobody is cut."""
+    settings = {**TIGHT, "pool.cells": 512 + 2 * CHUNK, "pool.admission": "full"}
+    fields = {"max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    chats = [(f"{i} {words(8, i)}", fields) for i in range(4)]
+    with Cistern(tiny_model, settings=settings).start() as c:
+        results = [None] * len(chats)
+
+        def chat(i):
+            body = {"model": "any", "messages": [{"role": "user", "content": chats[i][0]}], **chats[i][1]}
+            results[i] = c.post("/v1/chat/completions", body)
+
+        threads = [threading.Thread(target=chat, args=[i]) for i in range(len(chats))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        whole = [a for status, a in results if status == 200]
+        refused = [a for status, a in results if status == 503]
+        assert whole and refused and len(whole) + len(refused) == len(chats)
+        assert all(not a["choices"][0].get("truncated") for a in whole)
+        assert all(a["error"]["code"] == "kv_pool_full" for a in refused)
+        quiet(c)
+
+
+def test_a_long_prompt_lets_a_short_one_pass(tiny_model):
+    """One lane: a short prompt comes while a long one is read, and is answered first."""
+    settings = {**SMALL, "worker.lanes": 1, "worker.piece": 16, "worker.variant": "plain"}
+    fields = {"max_tokens": 8, "temperature": 0}
+    chats = [(words(330, 1), fields), (words(3, 2), fields)]
+    alone, solo = solo_rows(tiny_model, chats)
+    with Cistern(tiny_model, settings=settings).start() as c:
+        ended, answers = [], [None, None]
+
+        def chat(i):
+            answers[i] = c.chat(chats[i][0], **chats[i][1])
+            ended.append(i)
+
+        long = threading.Thread(target=chat, args=[0])
+        long.start()
+        eventually(lambda: c.pool().rows(ACTIVE), "the long prompt is being read")
+        short = threading.Thread(target=chat, args=[1])
+        short.start()
+        long.join()
+        short.join()
+        assert ended == [1, 0]
+        assert_equal_to_solo(c, chats, alone, answers, solo)
+        # Nothing of the long prompt was read twice: it kept its chunks while it stood aside.
+        assert "gives way" in c.workers[0].text()
+        quiet(c)
+
+
+def test_many_prompts_with_one_beginning_hold_it_once(tiny_model):
+    """They wait for the first to be read, then share its whole chunks and copy the rest."""
+    shared = words(120, 9)
+    fields = {"max_tokens": 8, "temperature": 0}
+    chats = [(f"{shared} {i} {words(4, i)}", fields) for i in range(16)]
+    alone, solo = solo_rows(tiny_model, chats[:3])
+    with Cistern(tiny_model, settings={**SMALL, "pool.chunk": 64}).start() as c:
+        answers, _ = together(c, chats)
+        prompt = solo[0]["usage"]["prompt_tokens"]
+        common = prompt - 60
+        assert sum(cached(a) >= common // 64 * 64 for a in answers) >= len(chats) - 1
+        assert_equal_to_solo(c, chats[:3], alone, answers[:3], solo)
+        quiet(c)
+        rows = c.pool().rows(IDLE)
+        whole = {tuple(r["table"][: common // 64]) for r in rows if r["base"] > common}
+        assert len(whole) == 1, "the whole chunks are the same ones in every table"
+
+
+def test_a_fork_of_a_living_conversation(slow_model):
+    """The second one begins while the first is still answered, and reads only what differs."""
+    shared = words(60, 4)
+    chats = [
+        (f"{shared} a", {"max_tokens": 120, "temperature": 0}),
+        (f"{shared} b", {"max_tokens": 30, "temperature": 0}),
+    ]
+    slow = {"worker.variant": "plain"}
+    alone, solo = solo_rows(slow_model, chats, **slow)
+    with Cistern(slow_model, settings={**SMALL, **slow}).start() as c:
+        first = c.stream(chats[0][0], **chats[0][1])
+        for _ in range(10):
+            next(first)
+        second = c.chat(chats[1][0], **chats[1][1])
+        assert not first.done
+        first.read_all()
+        assert cached(second) > solo[1]["usage"]["prompt_tokens"] - 40
+        assert text(second) == text(solo[1])
+        assert first.text == text(solo[0])
+        assert [same_request(a, c.trace().values()) for a in alone] == alone
+        quiet(c)
+
+
+def test_an_edited_early_message(tiny_model):
+    """The conversation goes on from an edited turn: what comes after the edit is read anew."""
+    begin = words(40, 1)
+    chats = [(f"{begin} one {words(60, 2)}", {"max_tokens": 8, "temperature": 0}),
+             (f"{begin} two {words(60, 3)}", {"max_tokens": 8, "temperature": 0})]
+    alone, solo = solo_rows(tiny_model, chats)
+    with Cistern(tiny_model, settings=SMALL).start() as c:
+        answers = [c.chat(content, **fields) for content, fields in (*chats, *chats)]
+        for i, answer in enumerate(answers):
+            assert text(answer) == text(solo[i % 2])
+        assert [list(c.trace().values())[i] for i in range(4)] == alone + alone
+        quiet(c)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_other_pipeline_goes_on(slow_model, stage):
+    """Two pipelines on one pool: a worker of the one that answers is killed and does not come back."""
+    chats = [(words(40, 6), {"max_tokens": 80, "temperature": 0.8, "seed": 3})]
+    slow = {"worker.variant": "plain"}
+    alone, solo = solo_rows(slow_model, chats, **slow)
+    with Cistern(slow_model, settings={**SMALL, **slow, "worker.lanes": 2}).start() as c:
+        others = [c.launch("workerd", "--pipeline", 1, "--stage", s, name=f"other-{s}") for s in (0, 1)]
+        c.wait_ready(*others)
+        eventually(lambda: c.metric("cistern_pipelines_ready") == 2, "both pipelines are ready")
+        stream = c.stream(chats[0][0], **chats[0][1])
+        for _ in range(8):
+            next(stream)
+        (row,) = c.pool().rows(ACTIVE)
+        pipelines = [c.workers, others]
+        pipelines[row["pipeline"]][stage].kill()
+        stream.read_all()
+        assert stream.done and not stream.error
+        assert stream.text == text(solo[0])
+        (found,) = c.trace().values()
+        assert found == alone[0]
+        left = pipelines[1 - row["pipeline"]]
+        (row,) = eventually(lambda: c.pool().rows(IDLE), "it is cached")
+        assert row["pipeline"] == pipelines.index(left)
+        for p in others:
+            if p.alive():
+                p.stop()
