@@ -83,6 +83,15 @@ static int attach_from(const Cistern__AttachWorker *a, struct worker_facts *ret)
 
 /* ---- against the pool ---- */
 
+static const char *kv_name(uint32_t kv)
+{
+    static const char *const names[] = {
+        [POOL_KV_F32] = "f32",   [POOL_KV_F16] = "f16", [POOL_KV_INT8] = "int8",
+        [POOL_KV_K8V4] = "k8v4", [POOL_KV_Q4] = "q4",
+    };
+    return kv < ARRAY_LEN(names) && names[kv] ? names[kv] : "unknown";
+}
+
 /* What differs between two statements of the same pool, in words with both values. */
 static bool same_geometry(const struct pool_geometry *a, const struct pool_geometry *b,
                           struct why *why, Cistern__Code *ret_code)
@@ -94,11 +103,15 @@ static bool same_geometry(const struct pool_geometry *a, const struct pool_geome
         {"layers",            offsetof(struct pool_geometry, n_layers)      },
         {"K/V heads",         offsetof(struct pool_geometry, n_kv_heads)    },
         {"values of a head",  offsetof(struct pool_geometry, head_dim)      },
-        {"K/V format",        offsetof(struct pool_geometry, kv)            },
         {"cells of a block",  offsetof(struct pool_geometry, block_cells)   },
         {"tokens of context", offsetof(struct pool_geometry, context_tokens)},
     };
     *ret_code = CISTERN__CODE__LAYOUT;
+    if (a->kv != b->kv) {
+        (void)why_set(why, 0, "pool.kv: the pool has %s, the worker %s", kv_name(a->kv),
+                      kv_name(b->kv));
+        return false;
+    }
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
         uint32_t x, y;
         memcpy(&x, (const char *)a + numbers[i].off, sizeof(x));
@@ -362,10 +375,11 @@ void attach_other(struct daemon *d, struct process *who, const Cistern__Envelope
         return;
     }
     if (!who->owner) who->owner = xnew(struct worker_facts); /* marks it as attached */
-    if (d->pool) (void)poolfiles_send(d, who);
+    /* Pages first: who has the control segment has all there is. */
     for (uint32_t p = 0; d->pool && p < POOL_PIPELINES_MAX; p++)
         for (uint32_t s = 0; s < POOL_STAGES_MAX; s++)
             if (d->page[p][s].at) poolfiles_send_page(d, who, p, s);
+    if (d->pool) (void)poolfiles_send(d, who);
     Cistern__Attached attached = CISTERN__ATTACHED__INIT;
     attached.pool_id = d->pool ? d->pool->seg->h->pool_id : 0;
     Cistern__Envelope reply = CISTERN__ENVELOPE__INIT;

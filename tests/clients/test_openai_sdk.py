@@ -68,14 +68,16 @@ def test_no_usage_unless_asked(client):
 
 
 def test_stream_helper(client):
-    """The package's own accumulator of a stream."""
-    with client.chat.completions.stream(
-        model="tiny", messages=HELLO, max_completion_tokens=8, temperature=0
-    ) as stream:
+    """The package's own accumulator of a stream, which raises when max_tokens ends an answer."""
+    fields = {"model": "tiny", "messages": HELLO, "max_completion_tokens": 3, "temperature": 0}
+    whole = client.chat.completions.create(**fields).choices[0]
+    assert whole.finish_reason == "length"
+    with client.chat.completions.stream(**fields) as stream:
         kinds = [event.type for event in stream]
-        final = stream.get_final_completion()
-    assert "chunk" in kinds and kinds.count("content.done") <= 1
-    assert final.choices[0].message.content is not None
+        with pytest.raises(openai.LengthFinishReasonError) as caught:
+            stream.get_final_completion()
+    assert "chunk" in kinds
+    assert caught.value.completion.choices[0].message.content == whole.message.content
 
 
 def test_content_in_parts(client):
