@@ -20,6 +20,9 @@ enum pool_admission { POOL_ADMISSION_GROW, POOL_ADMISSION_FULL };
 
 enum pool_lock { POOL_LOCK_AUTO, POOL_LOCK_YES, POOL_LOCK_NO };
 
+/* Who may go on from K/V of others' prompts. */
+enum gateway_share { GATEWAY_SHARE_ALL, GATEWAY_SHARE_KEY };
+
 struct config {
     struct {       /* what all programs share */
         char *dir; /* sockets; private, 0700 */
@@ -53,6 +56,8 @@ struct config {
         uint32_t piece;     /* prompt tokens a window at most */
         uint32_t precision; /* enum model_precision: 0 int8, 1 float32 */
         uint32_t variant;   /* index into the choices: auto, avx512, avx2, plain */
+        char *device;         /* "cpu" or "cuda:N" */
+        uint64_t kv_resident; /* of a GPU: cells kept in its memory as well, at most */
         uint32_t stuck_ms;  /* serving and silent for this long is stuck */
         uint32_t start_ms;  /* starting and silent for this long is stuck */
         char *trace;        /* debug: a file that gets one line a row of logits; empty: none */
@@ -70,6 +75,11 @@ struct config {
         uint64_t out_bytes;      /* unsent bytes of one stream before its reader counts as gone */
         uint32_t resume_ms;      /* a request without a pipeline ends after this time */
         char *hosts;             /* names allowed in the Host header besides this machine's own */
+        char *keys, *keys_file;  /* that clients must show; both empty: none is asked for */
+        uint32_t key_requests;   /* generations of one key at a time; 0: any */
+        uint32_t share_prefixes; /* enum gateway_share */
+        char *cors_origins;      /* pages in browsers that may ask */
+        bool strict_model;       /* a request must name the model as it is served */
     } gateway;
 };
 

@@ -71,6 +71,11 @@ const struct config_key config_keys[] = {
            "Activations of the matrix products; float32 is the slow reference."),
     CHOICE(worker, variant, "auto|avx512|avx2|plain", NULL, "auto",
            "CPU instructions of the kernels."),
+    TEXT(worker, device, "cpu",
+         "What computes: cpu or cuda:N; a worker's own is given by --set worker.device=..."),
+    U64(worker, kv_resident, 0, UINT32_MAX, "4294967295",
+        "Cells whose K and V a GPU keeps in its own memory too, at most; the rest is read from the "
+        "pool."),
     U32(worker, stuck_ms, 100, 3600000, "10000",
         "Milliseconds of silence after which a serving worker is killed."),
     U32(worker, start_ms, 1000, 86400000, "600000",
@@ -95,5 +100,13 @@ const struct config_key config_keys[] = {
     TEXT(gateway, hosts, "",
          "Names besides localhost and gateway.listen that the Host header may bear, by commas; *: "
          "any."),
+    TEXT(gateway, keys, "", "Keys that clients must show, by commas; see keys_file."),
+    TEXT(gateway, keys_file, "", "A file with one key a line, which only its owner may read."),
+    U32(gateway, key_requests, 0, 65536, "0", "Generations of one key at a time; 0: any number."),
+    CHOICE(gateway, share_prefixes, "all|key", NULL, "all",
+           "Whose cached prompts a request may go on from: everybody's, or its own key's."),
+    TEXT(gateway, cors_origins, "",
+         "Origins of pages in browsers that may ask, by commas; *: any; empty: none."),
+    FLAG(gateway, strict_model, "no", "Refuse requests that name another model than the one served."),
 };
 const size_t config_n_keys = ARRAY_LEN(config_keys);

@@ -33,6 +33,8 @@ struct backend_want {
     uint32_t n_threads;         /* the calling one included; 0 counts as 1 */
     const char *cpus, *variant; /* as in struct model_want */
     bool may_spin;
+    const char *device;   /* as in struct model_want; read during open only */
+    uint64_t kv_resident; /* cells whose K/V is also kept on the device, at most */
 };
 
 /* A tensor of the model file: n_out rows of n_in values, in ggml's block layouts. A vector has
@@ -52,6 +54,9 @@ enum weight_use {
 
 struct backend_ops {
     const char *name;
+    const char *arithmetic; /* "cpu-1": raised when a kernel's arithmetic or the layout of a block
+                               changes */
+    uint32_t head_rows;     /* rows whose logits are made at a time */
     int (*open)(const struct backend_want *want, struct why *why, struct backend **ret);
     void (*close)(struct backend *b); /* takes NULL */
     /* For people: "cpu avx512, 2 threads". */
@@ -97,9 +102,14 @@ struct backend_ops {
     /* y = W x */
     void (*matmul)(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
                    const struct backend_weight *w);
+    /* host[row] = the token that sampler.h's sample chooses at temperature 0; there once sync has
+     * returned. */
+    void (*argmax)(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab,
+                   uint32_t *host);
     int (*sync)(struct backend *b);
-    /* A row of a buffer, readable by the caller until the next operation. */
-    const float *(*row)(const struct backend *b, const struct backend_buffer *x, uint32_t row);
+    /* A row of a buffer, readable by the caller until the next operation. A failure to read it is
+     * returned by the next sync. */
+    const float *(*row)(struct backend *b, const struct backend_buffer *x, uint32_t row);
 };
 
 extern const struct backend_ops cpu_backend;

@@ -5,15 +5,19 @@
  */
 #include "workerd/model.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
 #include "workerd/weights.h"
+#ifdef CISTERN_CUDA
+#include "workerd/cuda/backend_cuda.h"
+#endif
 
 enum {
     BLOCK_MIN_BYTES = 2048, /* design section 1: smaller gathers are slow */
     BLOCK_MIN_CELLS = 16,   /* the kernels take 16 cells at once */
-    LOGITS_ROWS = 16,       /* rows of logits made at a time: 3 MiB at a vocabulary of 49,152 */
+    LOGITS_ROWS_MAX = 64,   /* rows of logits made at a time */
     LANES_MAX = 4096,
     ROWS_MAX = 1 << 16,
     CONTEXT_MAX = 1 << 24,
@@ -107,6 +111,24 @@ static int check_want(const struct model_want *w, const struct model_facts *f, s
     return 0;
 }
 
+static int choose_device(const char *name, struct why *why, const struct backend_ops **ret)
+{
+    if (!name || strcmp(name, "cpu") == 0) {
+        *ret = &cpu_backend;
+        return 0;
+    }
+#ifdef CISTERN_CUDA
+    int number;
+    if (cuda_device_of(name, &number) == 0) {
+        *ret = &cuda_backend;
+        return 0;
+    }
+    return why_set(why, -EINVAL, "'%s' is not a device: cpu or cuda:N", name);
+#else
+    return why_set(why, -EINVAL, "'%s': this build knows the device cpu alone", name);
+#endif
+}
+
 static int open_backend(struct model *m, struct why *why)
 {
     const struct model_want *w = &m->want;
@@ -130,15 +152,17 @@ static int open_backend(struct model *m, struct why *why)
         .cpus = w->cpus,
         .variant = w->variant,
         .may_spin = w->may_spin,
+        .device = w->device,
+        .kv_resident = w->kv_resident,
     };
-    m->ops = &cpu_backend;
-    return m->ops->open(&want, why, &m->backend);
+    int r = choose_device(w->device, why, &m->ops);
+    return r < 0 ? r : m->ops->open(&want, why, &m->backend);
 }
 
 static int make_buffers(struct model *m, struct why *why)
 {
     const uint32_t *dim = m->params.dim, rows = m->want.max_rows;
-    uint32_t head_rows = is_last(m) ? min_u32(rows, LOGITS_ROWS) : 0;
+    uint32_t head_rows = is_last(m) ? min_u32(rows, m->ops->head_rows) : 0;
     const struct {
         struct backend_buffer **at;
         uint32_t rows, width;
@@ -162,10 +186,8 @@ static int make_buffers(struct model *m, struct why *why)
 
 static void state_arithmetic(struct model *m)
 {
-    /* The CPU's variants give the same bits, so none is named. cpu-1: raised when a kernel's
-     * arithmetic or the layout of a block changes. */
-    (void)snprintf(m->facts.arithmetic, sizeof(m->facts.arithmetic), "cpu-1 %s kv-%s",
-                   m->want.precision == MODEL_FLOAT32 ? "float32" : "int8",
+    (void)snprintf(m->facts.arithmetic, sizeof(m->facts.arithmetic), "%s %s kv-%s",
+                   m->ops->arithmetic, m->want.precision == MODEL_FLOAT32 ? "float32" : "int8",
                    m->want.kv == POOL_KV_F32 ? "f32" : "f16");
     (void)snprintf(m->facts.device, sizeof(m->facts.device), "%s", m->ops->device(m->backend));
     m->facts.weight_bytes = m->ops->weight_bytes(m->backend);
@@ -243,17 +265,30 @@ static int check_window(const struct model *m, const struct window *w)
     return !is_first(m) && !w->in ? -EINVAL : 0;
 }
 
-/* Rows with logits, collected until LOGITS_ROWS are there. */
+/* Rows with logits, collected until the backend's head_rows are there. */
 struct wanted {
-    uint32_t n, row[LOGITS_ROWS], lane[LOGITS_ROWS];
+    uint32_t n, row[LOGITS_ROWS_MAX], lane[LOGITS_ROWS_MAX];
 };
+
+/* Whether nobody looks at the rows' logits but for the largest. */
+static bool is_greedy(const struct window *w, const struct wanted *want)
+{
+    for (uint32_t i = 0; i < want->n; i++)
+        if (w->lanes[want->lane[i]].sampling.temperature > 0) return false;
+    return !w->on_logits;
+}
+
+static bool is_sampled(const struct window_lane *l, uint32_t row)
+{
+    return row == l->first_row + l->n_rows - 1;
+}
 
 static void row_done(struct model *m, struct window *w, const struct wanted *want, uint32_t i)
 {
     uint32_t lane = want->lane[i], n_vocab = m->facts.n_vocab;
     struct window_lane *l = &w->lanes[lane];
     const float *logits = m->ops->row(m->backend, m->buf.logits, i);
-    if (want->row[i] == l->first_row + l->n_rows - 1)
+    if (is_sampled(l, want->row[i]))
         l->token = sample(logits, n_vocab, &l->sampling, l->pos + l->n_rows, m->candidates);
     if (w->on_logits) w->on_logits(w->on_logits_arg, lane, want->row[i], logits, n_vocab);
 }
@@ -264,9 +299,17 @@ static int head_flush(struct model *m, const struct arch_pass *p, struct window 
     if (want->n == 0) return 0;
     m->ops->pick(m->backend, m->buf.head, m->buf.x, want->row, want->n);
     m->arch->head_forward(p);
+    uint32_t token[LOGITS_ROWS_MAX];
+    bool greedy = is_greedy(w, want);
+    if (greedy) m->ops->argmax(m->backend, m->buf.logits, m->facts.n_vocab, token);
     int r = m->ops->sync(m->backend);
-    for (uint32_t i = 0; i < want->n && r == 0; i++)
-        row_done(m, w, want, i);
+    for (uint32_t i = 0; i < want->n && r == 0; i++) {
+        struct window_lane *l = &w->lanes[want->lane[i]];
+        if (!greedy)
+            row_done(m, w, want, i);
+        else if (is_sampled(l, want->row[i]))
+            l->token = token[i];
+    }
     want->n = 0;
     return r;
 }
@@ -275,7 +318,8 @@ static int head_flush(struct model *m, const struct arch_pass *p, struct window 
 static int head(struct model *m, const struct arch_pass *p, struct window *w)
 {
     struct wanted want = {0};
-    uint32_t room = min_u32(LOGITS_ROWS, m->want.max_rows);
+    uint32_t room = min_u32(m->ops->head_rows, m->want.max_rows);
+    assert(room <= LOGITS_ROWS_MAX);
     for (uint32_t i = 0; i < w->n_lanes; i++) {
         const struct window_lane *l = &w->lanes[i];
         if (l->want == WINDOW_NONE) continue;

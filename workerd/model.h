@@ -26,10 +26,12 @@ struct model_want {
     uint32_t max_rows;  /* token rows of the largest window */
     uint32_t max_lanes; /* lanes of the largest window */
     uint32_t context_tokens;
-    uint32_t n_threads;  /* compute threads, this one included */
-    const char *cpus;    /* worker.cpus: a list like "0-3,8", or NULL for no pinning */
-    bool may_spin;       /* barriers may spin up to 20 us before they sleep (design section 4) */
-    const char *variant; /* "auto", "avx512", "avx2", "plain": refused when the CPU lacks it */
+    uint32_t n_threads;   /* compute threads, this one included */
+    const char *cpus;     /* worker.cpus: a list like "0-3,8", or NULL for no pinning */
+    bool may_spin;        /* barriers may spin up to 20 us before they sleep (design section 4) */
+    const char *variant;  /* "auto", "avx512", "avx2", "plain": refused when the CPU lacks it */
+    const char *device;   /* "cpu" or "cuda:N"; NULL counts as "cpu" */
+    uint64_t kv_resident; /* of a GPU: cells whose K/V is kept in its memory too, at most */
 };
 
 /* What a stage states of itself at attach. */
@@ -38,9 +40,10 @@ struct model_facts {
     uint32_t n_layers; /* of the whole model */
     uint32_t n_embd, n_vocab, n_kv_heads, head_dim, n_ctx_train;
     uint32_t block_cells;
-    uint64_t block_bytes;  /* K and V of block_cells cells of one layer */
-    char arithmetic[128];  /* what makes two workers' bits equal: "cpu-1" + precision + kv ... */
-    char device[64];       /* for people: "cpu avx512, 2 threads" */
+    uint64_t block_bytes; /* K and V of block_cells cells of one layer */
+    char
+        arithmetic[128]; /* what makes two workers' bits equal: the device's + precision + kv ... */
+    char device[64];     /* for people: "cpu avx512, 2 threads" */
     uint64_t weight_bytes; /* resident for this stage */
 };
 

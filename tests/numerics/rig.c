@@ -7,6 +7,9 @@
 #include <time.h>
 
 #include "workerd/backend.h"
+#ifdef CISTERN_CUDA
+#include "workerd/cuda/backend_cuda.h"
+#endif
 
 enum { DEFAULT_ROWS = 512, DEFAULT_CONTEXT = 4096, DEFAULT_CHUNK = 256, PAGE = 4096 };
 
@@ -31,10 +34,13 @@ const char *rig_demo_model(void)
     return access(path, R_OK) == 0 ? path : NULL;
 }
 
-bool rig_has_variant(const char *name)
+const char *rig_device(void) { return getenv("TEST_DEVICE"); }
+
+static bool opens(const struct backend_ops *ops, const char *variant, const char *device)
 {
     const double rope_freq[8] = {0};
     struct backend_want want = {
+        .device = device,
         .n_heads = 1,
         .n_kv_heads = 1,
         .head_dim = 16,
@@ -47,12 +53,34 @@ bool rig_has_variant(const char *name)
         .max_rows = 1,
         .max_lanes = 1,
         .context_tokens = 1,
-        .variant = name,
+        .variant = variant,
     };
     struct backend *b;
-    if (cpu_backend.open(&want, NULL, &b) < 0) return false;
-    cpu_backend.close(b);
+    struct why why = {""};
+    if (ops->open(&want, &why, &b) < 0) {
+        if (device) fprintf(stderr, "%s\n", why.text);
+        return false;
+    }
+    ops->close(b);
     return true;
+}
+
+bool rig_device_missing(void)
+{
+    if (!rig_device()) return false;
+#ifdef CISTERN_CUDA
+    return !opens(&cuda_backend, NULL, rig_device());
+#else
+    return true;
+#endif
+}
+
+bool rig_has_variant(const char *name)
+{
+    bool cuda = strcmp(name, "cuda") == 0;
+    if (strcmp(name, "auto") == 0) return true;
+    if (rig_device() || cuda) return rig_device() && cuda;
+    return opens(&cpu_backend, name, NULL);
 }
 
 static uint32_t or_default(uint32_t v, uint32_t fallback) { return v ? v : fallback; }
@@ -100,6 +128,8 @@ static void stage_new(struct rig *r, uint32_t i, uint32_t n_layers)
         .n_threads = r->want.n_threads,
         .may_spin = !r->want.no_spin,
         .variant = r->want.variant,
+        .device = rig_device(),
+        .kv_resident = r->want.no_resident ? 0 : r->want.kv_resident,
     };
     if (model_load(r->g, &w, NULL, NULL, &why, &r->stage[i]) < 0) die("load", &why);
     r->facts = *model_facts(r->stage[i]);
@@ -115,6 +145,7 @@ struct rig *rig_new(const struct rig_want *want)
     struct rig_want *w = &r->want;
     struct model_facts f;
     *w = *want;
+    if (w->kv_resident == 0) w->kv_resident = UINT32_MAX;
     w->kv = or_default(w->kv, POOL_KV_F16);
     w->n_threads = or_default(w->n_threads, 2);
     w->max_rows = or_default(w->max_rows, DEFAULT_ROWS);

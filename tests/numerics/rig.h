@@ -19,6 +19,8 @@ struct rig_want {
     uint32_t n_threads, max_rows, max_lanes, context_tokens, chunk_cells; /* 0: a default */
     uint32_t n_chunks; /* 0: a whole context for each lane */
     bool no_spin;
+    uint64_t kv_resident; /* of a device: as in struct model_want; 0: all */
+    bool no_resident;     /* none */
 };
 
 struct rig {
@@ -41,7 +43,13 @@ struct rig_chat {
 /* $CISTERN_MODEL, or the file in the user's cache; NULL when there is none. */
 const char *rig_demo_model(void);
 
-/* Whether this processor can run a variant of the CPU backend. */
+/* $TEST_DEVICE: rigs run on this device rather than the CPU, and the variant "cuda" is there alone.
+ * NULL: on the CPU. */
+const char *rig_device(void);
+/* Whether $TEST_DEVICE names a device that can't be used here: the test is to be skipped. */
+bool rig_device_missing(void);
+
+/* Whether this processor can run a variant of the CPU backend; "auto" is always there. */
 bool rig_has_variant(const char *name);
 
 struct rig *rig_new(const struct rig_want *want);

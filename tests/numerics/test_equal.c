@@ -148,7 +148,7 @@ static void check_pieces(const struct rig_want *want, const struct subject *s, c
 START_TEST(any_number_of_rows_at_any_offset)
 {
     const struct subject *s = &subjects[_i];
-    static const char *const variants[] = {"avx512", "avx2", "plain"};
+    static const char *const variants[] = {"avx512", "avx2", "plain", "cuda"};
     expect_whole(s);
     for (size_t v = 0; v < ARRAY_LEN(variants); v++) {
         if (!rig_has_variant(variants[v])) continue;
@@ -174,7 +174,7 @@ END_TEST
 START_TEST(variants_and_pieces)
 {
     const struct subject *s = &subjects[_i];
-    static const char *const variants[] = {"avx512", "avx2", "plain"};
+    static const char *const variants[] = {"avx512", "avx2", "plain", "cuda"};
     expect_whole(s);
     for (size_t v = 0; v < ARRAY_LEN(variants); v++) {
         struct rig_want want = want_of(s);
@@ -289,6 +289,7 @@ START_TEST(kv_is_read_from_the_arena)
     struct rig_want want = want_of(s);
     struct hashes h = {.n = 0};
     size_t bytes = 0;
+    want.no_resident = true; /* bytes are changed behind the backend's back */
     expect_whole(s);
     struct rig *r = rig_new(&want);
     struct rig_chat *c = rig_chat_new(r);
@@ -323,11 +324,29 @@ START_TEST(kv_is_read_from_the_arena)
     ck_assert_uint_ne(row_again(r, c, AT), expected[AT]);
     turn_signs(v, dim, value, value);
     ck_assert_uint_eq(row_again(r, c, AT), expected[AT]);
-    /* And of K, whose dimensions lie B values apart. */
-    turn_signs(block + CELL % B * value, dim, value, B * value);
+    /* And of K, whose dimensions lie B values apart on the CPU. */
+    if (rig_device())
+        turn_signs(block + CELL % B * dim * value, dim, value, value);
+    else
+        turn_signs(block + CELL % B * value, dim, value, B * value);
     ck_assert_uint_ne(row_again(r, c, AT), expected[AT]);
     rig_chat_free(c);
     rig_free(r);
+}
+END_TEST
+
+/* Of a device: copies of all chunks in its memory, of a few that take each other's places, of none.
+ */
+START_TEST(residency_changes_nothing)
+{
+    const struct subject *s = &subjects[_i];
+    expect_whole(s);
+    for (uint32_t chunks = 0; chunks <= 4; chunks += 2) {
+        struct rig_want want = want_of(s);
+        want.no_resident = chunks == 0;
+        want.kv_resident = (uint64_t)chunks * CHUNK;
+        check_pieces(&want, s, "residency");
+    }
 }
 END_TEST
 
@@ -369,12 +388,14 @@ static void add_tests(TCase *t)
     tcase_add_loop_test(t, chunks_of_any_size, 0, n_subjects);
     tcase_add_loop_test(t, crowd_equals_alone, 0, n_subjects);
     tcase_add_loop_test(t, kv_is_read_from_the_arena, 0, n_subjects);
+    if (rig_device()) tcase_add_loop_test(t, residency_changes_nothing, 0, n_subjects);
     tcase_add_loop_test(t, rows_past_the_table_go_to_the_trash_chunk, 0, n_subjects);
 }
 
 int main(int argc, char **argv)
 {
     folder = argc > 1 ? argv[1] : ".";
+    if (rig_device_missing()) return 77;
     bool is_demo = strcmp(folder, "demo") == 0;
     subjects = is_demo ? demo : tinies;
     n_subjects = is_demo ? (int)ARRAY_LEN(demo) : (int)ARRAY_LEN(tinies);
@@ -384,6 +405,7 @@ int main(int argc, char **argv)
     add_tests(t);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
+    if (rig_device()) srunner_set_fork_status(r, CK_NOFORK); /* a device is lost by a fork */
     srunner_run_all(r, CK_NORMAL);
     int failed = srunner_ntests_failed(r);
     srunner_free(r);

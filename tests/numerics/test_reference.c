@@ -31,6 +31,7 @@ static const struct tolerance runs[] = {
     {"float32, K/V f16", "auto",   MODEL_FLOAT32, POOL_KV_F16, 0.03, 0.03, 0.03, 0,   0.05,  2e-4, true },
     {"int8, avx512",     "avx512", MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, true },
     {"int8, avx2",       "avx2",   MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, true },
+    {"int8, cuda",       "cuda",   MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, true },
  /* Plain C is held to the other variants bit for bit (test_equal.c); here it is held to the
   * reference as far as its speed allows. */
     {"int8, plain",      "plain",  MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, false},
@@ -222,6 +223,7 @@ static int run_tests(void)
 int main(void)
 {
     int failed = 0;
+    if (rig_device_missing()) return 77;
     reference = data("reference.json");
     perplexity = data("perplexity.json");
     for (size_t i = 0; i < ARRAY_LEN(runs); i++) {

@@ -16,9 +16,9 @@ enum { VOCAB_MAX = 512, IDS_MAX = 64, TIMEOUT_S = 300 };
 
 static const char *const mixes[] = {"q4_1", "q4_0", "q8_0", "f16", "f32", "mixed"};
 
-/* Of logits whose standard deviation is about 1.5. float32: rounding of float32 sums (measured 2e-5).
- * int8: measured rms 0.07; leaving out a type's minimum, or an offset of its codes by one, gives more
- * than 0.1 for each type it was tried with. */
+/* Of logits whose standard deviation is about 1.5. float32: rounding of float32 sums (measured
+ * 2e-5). int8: measured rms 0.07; leaving out a type's minimum, or an offset of its codes by one,
+ * gives more than 0.1 for each type it was tried with. */
 static const struct {
     enum model_precision precision;
     uint32_t kv;

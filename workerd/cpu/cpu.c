@@ -21,6 +21,7 @@ enum {
      * embedding, head and hand-over. */
     OPS_A_LAYER = 7 * CPU_OPS_PER_CALL,
     OPS_BESIDE = 16,
+    HEAD_ROWS = 16, /* 3 MiB of logits at a vocabulary of 49,152 */
 };
 
 static bool has_avx512(void)
@@ -326,7 +327,7 @@ static void cpu_begin(struct backend *b, const struct window *w)
     if (b->arena) cpu_plan_begin(b, w);
 }
 
-static const float *cpu_row(const struct backend *b, const struct backend_buffer *x, uint32_t row)
+static const float *cpu_row(struct backend *b, const struct backend_buffer *x, uint32_t row)
 {
     (void)b;
     return x->f + (size_t)row * x->width;
@@ -334,6 +335,8 @@ static const float *cpu_row(const struct backend *b, const struct backend_buffer
 
 const struct backend_ops cpu_backend = {
     .name = "cpu",
+    .arithmetic = "cpu-1", /* the variants give the same bits, so none is named */
+    .head_rows = HEAD_ROWS,
     .open = cpu_open,
     .close = cpu_close,
     .device = cpu_device,
@@ -354,6 +357,7 @@ const struct backend_ops cpu_backend = {
     .gate_up = cpu_gate_up,
     .pick = cpu_pick,
     .matmul = cpu_matmul,
+    .argmax = cpu_argmax,
     .sync = cpu_sync,
     .row = cpu_row,
 };

@@ -123,6 +123,7 @@ struct cpu_op {
     const float *host_in;
     float *host_out;
     const uint32_t *rows;                              /* to pick */
+    uint32_t n_vocab, *tokens;                         /* of argmax */
     uint32_t next __attribute__((aligned(ALIGNMENT))); /* task to be taken */
 } __attribute__((aligned(ALIGNMENT)));
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "workerd/cpu/repack.h"
+#include "workerd/sampler.h"
 
 enum {
     TAKES_A_THREAD = 8, /* of an operation's tasks: few enough to make taking them cheap, enough for
@@ -126,6 +127,23 @@ void cpu_pick(struct backend *b, struct backend_buffer *y, const struct backend_
                                .rows = rows,
                                .in = (struct backend_buffer *)x,
                                .out = y});
+}
+
+static void run_argmax(const struct cpu_op *op, uint32_t thread, uint32_t row)
+{
+    (void)thread;
+    static const struct sampling greedy;
+    const float *logits = op->in->f + (size_t)row * op->in->width;
+    op->tokens[row] = sample(logits, op->n_vocab, &greedy, 0, NULL);
+}
+
+void cpu_argmax(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab, uint32_t *host)
+{
+    enqueue(b, (struct cpu_op){.run = run_argmax,
+                               .n_tasks = x->n_rows,
+                               .n_vocab = n_vocab,
+                               .tokens = host,
+                               .in = (struct backend_buffer *)x});
 }
 
 static void run_norm(const struct cpu_op *op, uint32_t thread, uint32_t row)

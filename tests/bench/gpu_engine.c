@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Speed of the compute engine on one GPU, without daemons and messages: decoding with some lanes at
+ * some depth, and prompts. The K/V of the depth isn't computed but what the arena holds, zeros: the
+ * time of a step does not depend on it. Prints CSV, a row as soon as it is measured. Usage:
+ *     gpu_engine DEVICE MODEL CONTEXT KV_RESIDENT TEST...
+ * TEST is decode:LANES:DEPTH or prompt:TOKENS:DEPTH; KV_RESIDENT counts cells, "all" or 0.
+ */
+#include <string.h>
+
+#include "tests/numerics/rig.h"
+
+enum {
+    PIECE = 512,
+    WARM_UP = 12,   /* decode steps before the clock: graphs are captured, chunks loaded */
+    STEPS = 100,    /* of a row */
+    BUDGET_S = 20,  /* a row ends after this time with the steps that it has */
+    LANES_MAX = 64, /* of one window */
+};
+
+static const char *device_name;
+
+static void step(struct rig *r, struct rig_chat **c, uint32_t lanes, uint32_t *next)
+{
+    struct window_lane l[LANES_MAX];
+    for (uint32_t i = 0; i < lanes; i++)
+        l[i] = rig_lane(r, c[i], 1, WINDOW_LAST);
+    rig_run(r, l, lanes, next, NULL, NULL);
+    for (uint32_t i = 0; i < lanes; i++)
+        next[i] = l[i].token;
+}
+
+static void bench_decode(struct rig *r, uint32_t lanes, uint32_t depth)
+{
+    struct rig_chat *c[LANES_MAX];
+    uint32_t next[LANES_MAX], n = 0;
+    for (uint32_t i = 0; i < lanes; i++) {
+        c[i] = rig_chat_new(r);
+        next[i] = 100 + i;
+        rig_reserve(r, c[i], depth + WARM_UP + STEPS);
+        c[i]->n_cells = depth;
+    }
+    for (uint32_t i = 0; i < WARM_UP; i++)
+        step(r, c, lanes, next);
+    double t = rig_seconds(), end = t;
+    for (; n < STEPS && end - t < BUDGET_S; n++, end = rig_seconds())
+        step(r, c, lanes, next);
+    printf("\"%s\",decode,%u,%u,%.3f,%.1f\n", device_name, lanes, depth, (end - t) / n * 1e3,
+           n * lanes / (end - t));
+    (void)fflush(stdout);
+    for (uint32_t i = 0; i < lanes; i++)
+        rig_chat_free(c[i]);
+    r->next_chunk = 1;
+}
+
+static void bench_prompt(struct rig *r, uint32_t tokens, uint32_t depth)
+{
+    CLEANUP(freep) uint32_t *ids = xcalloc(tokens, sizeof(*ids));
+    for (uint32_t i = 0; i < tokens; i++)
+        ids[i] = (i * 7919 + 13) % r->facts.n_vocab;
+    struct rig_chat *c = rig_chat_new(r);
+    double best = 1e9;
+    rig_reserve(r, c, depth + tokens);
+    for (int i = 0; i < 3; i++) {
+        c->n_cells = depth;
+        double t = rig_seconds();
+        (void)rig_read(r, c, ids, tokens, PIECE, WINDOW_LAST, NULL, NULL);
+        t = rig_seconds() - t;
+        if (t < best) best = t;
+    }
+    printf("\"%s\",prompt,%u,%u,%.3f,%.1f\n", device_name, tokens, depth, best * 1e3,
+           tokens / best);
+    (void)fflush(stdout);
+    rig_chat_free(c);
+    r->next_chunk = 1;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 6 || setenv("TEST_DEVICE", argv[1], 1) < 0) {
+        fprintf(stderr, "usage: gpu_engine DEVICE MODEL CONTEXT KV_RESIDENT TEST...\n");
+        return 1;
+    }
+    uint32_t context = (uint32_t)strtoul(argv[3], NULL, 10);
+    bool all = strcmp(argv[4], "all") == 0;
+    struct rig_want want = {
+        .path = argv[2],
+        .context_tokens = context,
+        .max_lanes = LANES_MAX,
+        .max_rows = PIECE + LANES_MAX,
+        .n_chunks = (context / 256 + 2) * 2 > 1200 ? (context / 256 + 2) * 2 : 1200,
+        .kv_resident = all ? 0 : strtoull(argv[4], NULL, 10),
+        .no_resident = strcmp(argv[4], "0") == 0,
+    };
+    double t = rig_seconds();
+    struct rig *r = rig_new(&want);
+    device_name = r->facts.device;
+    fprintf(stderr, "loaded in %.3f s, %llu bytes of weights\n", rig_seconds() - t,
+            (unsigned long long)r->facts.weight_bytes);
+    printf("device,test,lanes or tokens,depth,ms,tokens_per_s\n");
+    for (int i = 5; i < argc; i++) {
+        unsigned n = 0, depth = 0;
+        if (sscanf(argv[i], "decode:%u:%u", &n, &depth) == 2 && n >= 1 && n <= LANES_MAX)
+            bench_decode(r, n, depth);
+        else if (sscanf(argv[i], "prompt:%u:%u", &n, &depth) == 2 && n >= 1)
+            bench_prompt(r, n, depth);
+        else
+            fprintf(stderr, "%s: not a test\n", argv[i]);
+    }
+    rig_free(r);
+    return 0;
+}

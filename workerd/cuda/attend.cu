@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * y = softmax(q K^T / sqrt(head_dim)) V over the chunk table, by parts of 256 cells that begin at
+ * fixed positions: `split` makes for each (row, K/V head, part) the largest score, the sum and the
+ * weighted V; `join` adds the parts in order. So a row's bits depend on its position and the cells
+ * alone, wherever these lie.
+ *
+ * split: 256 threads; eight lanes share a cell, each with 8 consecutive values of every 64; a warp
+ * has 32 consecutive cells, four at a time. Up to four query heads of the K/V head at once share
+ * what was read; K of a head is 16 cells x head_dim consecutive values, so reads are of 2 KiB and
+ * more, also over PCIe. Cells past the row's own are left out by selection: stale bytes may be NaN.
+ */
+#include "workerd/cuda/device.cuh"
+
+#include <math_constants.h>
+
+enum {
+    THREADS = 256,
+    WARPS = THREADS / WARP,
+    HEADS = 4, /* query heads at once */
+    UNIT = 16, /* cells that surely lie in one block */
+    JOIN_THREADS = 256,
+};
+
+__device__ __forceinline__ void load8(const float *from, float to[8])
+{
+    float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+}
+__device__ __forceinline__ void load8(const __half *from, float to[8])
+{
+    uint4 v = *(const uint4 *)from;
+    const __half2 *h = (const __half2 *)&v;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 f = __half22float2(h[i]);
+        to[2 * i] = f.x;
+        to[2 * i + 1] = f.y;
+    }
+}
+
+/* Of one block of threads. */
+struct part_shared {
+    const uint8_t *block[CUDA_SPLIT_CELLS / UNIT]; /* of each 16 cells; NULL past the row */
+    float p[HEADS][CUDA_SPLIT_CELLS];              /* scores, then weights */
+};
+
+__device__ __forceinline__ void blocks_find(const cuda_attend &a, const cuda_row &row,
+                                            uint32_t first, part_shared *s)
+{
+    uint32_t pos = first + threadIdx.x * UNIT;
+    if (threadIdx.x >= CUDA_SPLIT_CELLS / UNIT) return;
+    s->block[threadIdx.x] = nullptr;
+    if (pos > row.pos) return;
+    cuda_entry e = entry_of(a.kv, row.lane, pos);
+    s->block[threadIdx.x] = block_of(a.kv, e, pos, e.slot >= 0);
+}
+
+/* The 8 values of a cell from value `at` on. */
+template <typename T>
+__device__ __forceinline__ const T *cell_at(const cuda_attend &a, const part_shared *s,
+                                            uint32_t first, uint32_t c, uint32_t head, uint64_t off,
+                                            uint32_t at)
+{
+    uint32_t cell = (first + c) & ((1u << a.kv.block_shift) - 1);
+    return (const T *)(s->block[c / UNIT] + off) +
+           (uint64_t)((head << a.kv.block_shift) + cell) * a.kv.head_dim + at;
+}
+
+template <typename T, int CHUNKS>
+__device__ __forceinline__ void scores_make(const cuda_attend &a, part_shared *s, uint32_t first,
+                                            uint32_t n, uint32_t row, uint32_t head, uint32_t h0,
+                                            uint32_t n_heads)
+{
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const uint32_t hd = a.kv.head_dim;
+    float q[HEADS][CHUNKS][8];
+#pragma unroll
+    for (int h = 0; h < HEADS; h++)
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+            uint32_t at = k * 64 + lane % 8 * 8;
+            bool there = at < hd && h < n_heads;
+            const float *from = a.q.f + (uint64_t)row * a.q.width + (h0 + h) * hd + at;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                q[h][k][i] = there ? from[i] : 0;
+        }
+#pragma unroll 2
+    for (uint32_t i = 0; i < 8; i++) {
+        uint32_t c = warp * 32 + i * 4 + lane / 8;
+        float sum[HEADS] = {};
+        if (c < n) {
+#pragma unroll
+            for (int k = 0; k < CHUNKS; k++) {
+                uint32_t at = k * 64 + lane % 8 * 8;
+                float v[8];
+                if (at >= hd) break;
+                load8(cell_at<T>(a, s, first, c, head, 0, at), v);
+#pragma unroll
+                for (int h = 0; h < HEADS; h++)
+#pragma unroll
+                    for (int d = 0; d < 8; d++)
+                        sum[h] = fmaf(q[h][k][d], v[d], sum[h]);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) {
+            for (int o = 4; o; o >>= 1)
+                sum[h] += __shfl_xor_sync(~0u, sum[h], o);
+            if (lane % 8 == 0) s->p[h][c] = c < n ? sum[h] * a.scale : -CUDART_INF_F;
+        }
+    }
+}
+
+/* Warp h turns the scores of head h into weights. */
+__device__ __forceinline__ void weights_make(part_shared *s, float *ml)
+{
+    const uint32_t h = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float most = -CUDART_INF_F, sum = 0;
+    for (uint32_t c = lane; c < CUDA_SPLIT_CELLS; c += WARP)
+        most = fmaxf(most, s->p[h][c]);
+    for (int o = 16; o; o >>= 1)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
+    for (uint32_t c = lane; c < CUDA_SPLIT_CELLS; c += WARP) {
+        float p = expf(s->p[h][c] - most);
+        s->p[h][c] = p;
+        sum += p;
+    }
+    for (int o = 16; o; o >>= 1)
+        sum += __shfl_xor_sync(~0u, sum, o);
+    if (lane == 0) *(float2 *)ml = make_float2(most, sum);
+}
+
+/* Sums of this thread's cells, then over the four cells of the warp. */
+template <typename T, int CHUNKS>
+__device__ __forceinline__ void values_add(const cuda_attend &a, const part_shared *s,
+                                           uint32_t first, uint32_t n, uint32_t head,
+                                           float o[HEADS][CHUNKS][8])
+{
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+#pragma unroll 2
+    for (uint32_t i = 0; i < 8; i++) {
+        uint32_t c = warp * 32 + i * 4 + lane / 8;
+        if (c >= n) break;
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+            uint32_t at = k * 64 + lane % 8 * 8;
+            float v[8];
+            if (at >= a.kv.head_dim) break;
+            load8(cell_at<T>(a, s, first, c, head, a.kv.v_off, at), v);
+#pragma unroll
+            for (int h = 0; h < HEADS; h++)
+#pragma unroll
+                for (int d = 0; d < 8; d++)
+                    o[h][k][d] = fmaf(s->p[h][c], v[d], o[h][k][d]);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; h++)
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++)
+#pragma unroll
+            for (int d = 0; d < 8; d++) {
+                o[h][k][d] += __shfl_xor_sync(~0u, o[h][k][d], 8);
+                o[h][k][d] += __shfl_xor_sync(~0u, o[h][k][d], 16);
+            }
+}
+
+/* The warps' sums, in order, head by head. */
+template <int CHUNKS>
+__device__ __forceinline__ void values_join(float (*sums)[CHUNKS * 64], const float o[CHUNKS][8],
+                                            uint32_t hd, float *to)
+{
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    __syncthreads();
+    if (lane < 8) {
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++)
+#pragma unroll
+            for (int d = 0; d < 8; d++)
+                sums[warp][k * 64 + lane * 8 + d] = o[k][d];
+    }
+    __syncthreads();
+    for (uint32_t d = threadIdx.x; to && d < hd; d += THREADS) {
+        float v = sums[0][d];
+#pragma unroll
+        for (int w = 1; w < WARPS; w++)
+            v += sums[w][d];
+        to[d] = v;
+    }
+}
+
+template <typename T, int CHUNKS>
+__global__ void __launch_bounds__(THREADS) split(const cuda_attend a)
+{
+    __shared__ part_shared s;
+    __shared__ float sums[WARPS][CHUNKS * 64];
+    dependency_wait();
+    dependency_release();
+    const uint32_t row = a.first_row + blockIdx.z, head = blockIdx.y, part = blockIdx.x;
+    const cuda_row r = a.kv.rows[row];
+    const uint32_t first = part * CUDA_SPLIT_CELLS, hd = a.kv.head_dim;
+    if (first > r.pos) return;
+    const uint32_t n = min(r.pos + 1 - first, (uint32_t)CUDA_SPLIT_CELLS);
+    blocks_find(a, r, first, &s);
+    __syncthreads();
+    const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads;
+    for (uint32_t g = 0; g < group; g += HEADS) {
+        const uint32_t h0 = head * group + g, n_heads = min(group - g, (uint32_t)HEADS);
+        const uint64_t at = ((uint64_t)blockIdx.z * a.kv.n_heads + h0) * a.n_splits + part;
+        scores_make<T, CHUNKS>(a, &s, first, n, row, head, h0, n_heads);
+        __syncthreads();
+        uint32_t warp = threadIdx.x / WARP;
+        if (warp < n_heads) weights_make(&s, a.ml + (at + warp * a.n_splits) * 2);
+        __syncthreads();
+        float o[HEADS][CHUNKS][8] = {};
+        values_add<T, CHUNKS>(a, &s, first, n, head, o);
+#pragma unroll
+        for (int h = 0; h < HEADS; h++)
+            values_join<CHUNKS>(sums, o[h], hd,
+                                h < n_heads ? a.o + (at + h * a.n_splits) * hd : nullptr);
+    }
+}
+
+/* One (row, head): the parts in order, each scaled to the largest score so far. */
+__global__ void __launch_bounds__(JOIN_THREADS) join(const cuda_attend a)
+{
+    dependency_wait();
+    dependency_release();
+    const uint32_t local = blockIdx.y, head = blockIdx.x, hd = a.kv.head_dim, d = threadIdx.x;
+    const uint32_t row = a.first_row + local;
+    const uint32_t n = a.kv.rows[row].pos / CUDA_SPLIT_CELLS + 1;
+    const uint64_t at = ((uint64_t)local * a.kv.n_heads + head) * a.n_splits;
+    float most = -CUDART_INF_F, sum = 0, o = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float2 ml = *(const float2 *)(a.ml + (at + i) * 2);
+        float v = d < hd ? a.o[(at + i) * hd + d] : 0;
+        float higher = fmaxf(most, ml.x), old = expf(most - higher), fresh = expf(ml.x - higher);
+        sum = fmaf(sum, old, ml.y * fresh);
+        o = fmaf(o, old, v * fresh);
+        most = higher;
+    }
+    float v = d < hd ? __fdiv_rn(o, sum) : 0;
+    if (d < hd) a.y.f[(uint64_t)row * a.y.width + head * hd + d] = v;
+    if (a.quantise && d / WARP * WARP < hd)
+        quantise_block(v, d % WARP, a.y.q + (uint64_t)row * a.y.k_pad,
+                       a.y.ds + (uint64_t)row * (a.y.k_pad / CUDA_BLOCK) * 2,
+                       (head * hd + d) / CUDA_BLOCK);
+}
+
+template <typename T> static cudaError_t launch_split(cudaStream_t s, const cuda_attend *a)
+{
+    dim3 grid(a->n_splits, a->kv.n_kv_heads, a->n_rows);
+    switch ((a->kv.head_dim + 63) / 64) {
+    case 1:
+        return launch(s, a->dependent, split<T, 1>, grid, THREADS, 0, *a);
+    case 2:
+        return launch(s, a->dependent, split<T, 2>, grid, THREADS, 0, *a);
+    default:
+        return launch(s, a->dependent, split<T, 4>, grid, THREADS, 0, *a);
+    }
+}
+
+extern "C" cudaError_t cuda_launch_attend(cudaStream_t s, const struct cuda_attend *a)
+{
+    cudaError_t e = a->kv.is_f32 ? launch_split<float>(s, a) : launch_split<__half>(s, a);
+    if (e) return e;
+    uint32_t threads = (a->kv.head_dim + WARP - 1) / WARP * WARP;
+    return launch(s, a->dependent, join, dim3(a->kv.n_heads, a->n_rows), threads, 0, *a);
+}

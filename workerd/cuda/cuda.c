@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The CUDA backend: opening and closing a card, buffers, the table of operations. Device thread
+ * only. A failure of CUDA is the window's end and with it the worker's: what stays usable after one
+ * isn't asked.
+ */
+#include "workerd/cuda/cuda.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "workerd/cuda/backend_cuda.h"
+
+enum {
+    CAPABILITY_MIN = 80, /* below it: no int8 mma.m16n8k32, no cp.async */
+    HEAD_DIM_UNIT = 16,  /* values of a head are read 8 at once, and turn in pairs */
+    /* Entries of a list: a layer has eight, twelve when its weights are of mixed types, and the
+     * turns that attention takes in a large window. */
+    OPS_A_LAYER = 12,
+    OPS_BESIDE = 16,
+    PARTS_BYTES = 256 << 20, /* partial sums of attention; at least one row's */
+};
+
+static int check_want(const struct backend_want *w, struct why *why)
+{
+    if (w->kv != POOL_KV_F32 && w->kv != POOL_KV_F16)
+        return why_set(why, -ENOTSUP, "K/V format %u: CUDA has f32 and f16", w->kv);
+    if (w->head_dim == 0 || w->head_dim % HEAD_DIM_UNIT || w->head_dim > CUDA_HEAD_DIM_MAX)
+        return why_set(why, -ENOTSUP, "heads of %u values: must be a multiple of %d up to %d",
+                       w->head_dim, HEAD_DIM_UNIT, CUDA_HEAD_DIM_MAX);
+    if (w->rope_dims % HEAD_DIM_UNIT || w->rope_dims > w->head_dim)
+        return why_set(why, -ENOTSUP, "rope over %u of %u dimensions: must be a multiple of %d",
+                       w->rope_dims, w->head_dim, HEAD_DIM_UNIT);
+    if (w->n_kv_heads == 0 || w->n_heads % w->n_kv_heads)
+        return why_set(why, -ENOTSUP, "%u query heads over %u K/V heads", w->n_heads,
+                       w->n_kv_heads);
+    if (w->block_cells < HEAD_DIM_UNIT || w->block_cells & (w->block_cells - 1))
+        return why_set(why, -EINVAL, "blocks of %u cells", w->block_cells);
+    return 0;
+}
+
+int cuda_device_of(const char *name, int *ret)
+{
+    char *end;
+    if (strncmp(name, "cuda:", 5) != 0 || name[5] < '0' || name[5] > '9') return -EINVAL;
+    unsigned long v = strtoul(name + 5, &end, 10);
+    if (*end || v > INT16_MAX) return -EINVAL;
+    *ret = (int)v;
+    return 0;
+}
+
+static int open_device(struct backend *b, struct why *why)
+{
+    struct cudaDeviceProp p;
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess)
+        return why_set(why, -ENODEV, "no CUDA device can be used: %s", cudaGetErrorString(e));
+    if (cuda_device_of(b->want.device, &b->device) < 0 || b->device >= n)
+        return why_set(why, -ENODEV, "there is no device %s; this machine has cuda:0 to cuda:%d",
+                       b->want.device, n - 1);
+    e = cudaSetDevice(b->device);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&p, b->device);
+    if (e != cudaSuccess)
+        return why_set(why, -ENODEV, "%s can't be opened: %s", b->want.device,
+                       cudaGetErrorString(e));
+    b->capability = 10 * p.major + p.minor;
+    if (b->capability < CAPABILITY_MIN)
+        return why_set(why, -ENOTSUP, "%s is a %s of compute capability %d.%d; 8.0 is needed",
+                       b->want.device, p.name, p.major, p.minor);
+    if (!p.canUseHostPointerForRegisteredMem)
+        return why_set(why, -ENOTSUP, "%s (%s) can't address registered host memory",
+                       b->want.device, p.name);
+    (void)snprintf(b->name, sizeof(b->name), "cuda:%d %.40s, sm_%d", b->device, p.name,
+                   b->capability);
+    e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = cuda_product_prepare();
+    return e == cudaSuccess ? 0
+                            : why_set(why, -EIO, "%s: %s", b->want.device, cudaGetErrorString(e));
+}
+
+static void cuda_close(struct backend *b)
+{
+    if (!b) return;
+    if (b->stream) (void)cudaStreamSynchronize(b->stream);
+    cuda_list_free(b->list);
+    cuda_resident_free(b);
+    cuda_arena_release(b);
+    for (int i = 0; i < 2; i++)
+        if (b->staged[i]) (void)cudaEventDestroy(b->staged[i]);
+    cuda_memory_free(b->memory);
+    if (b->stream) (void)cudaStreamDestroy(b->stream);
+    free(b->run);
+    free(b);
+}
+static inline void cuda_closep(struct backend **b) { cuda_close(*b); }
+
+static int parts_new(struct backend *b)
+{
+    const struct backend_want *w = &b->want;
+    uint64_t longest = w->context_tokens + (uint64_t)w->max_rows, splits = 1;
+    while (splits * CUDA_SPLIT_CELLS < longest)
+        splits *= 2;
+    uint64_t one = (uint64_t)w->n_heads * (w->head_dim + 2) * sizeof(float);
+    uint64_t n = min_u64(PARTS_BYTES / one, splits * w->max_rows);
+    n = max_u64(n, splits);
+    b->part_rows_splits = n;
+    b->part_ml = cuda_get(b, n * w->n_heads * 2 * sizeof(float));
+    b->part_o = cuda_get(b, n * w->n_heads * w->head_dim * sizeof(float));
+    uint32_t turns = (uint32_t)(splits * w->max_rows / n) + 1;
+    b->list = cuda_list_new(w->n_layers * (OPS_A_LAYER + turns) + OPS_BESIDE);
+    return b->part_ml && b->part_o ? 0 : -ENOMEM;
+}
+
+static int cuda_open(const struct backend_want *want, struct why *why, struct backend **ret)
+{
+    int r = check_want(want, why);
+    if (r < 0) return r;
+    CLEANUP(cuda_closep) struct backend *b = xnew(struct backend);
+    b->want = *want;
+    b->scale = (float)(1.0 / sqrt(want->head_dim));
+    b->v_off = (uint64_t)want->n_kv_heads * want->head_dim * want->block_cells *
+               (want->kv == POOL_KV_F32 ? 4 : 2);
+    b->memory = cuda_memory_new();
+    b->run = xcalloc(want->n_layers, sizeof(*b->run));
+    r = open_device(b, why);
+    if (r < 0) return r;
+    r = cuda_upload_new(b);
+    if (r == 0) r = cuda_window_new(b);
+    if (r == 0) r = parts_new(b);
+    if (r < 0)
+        return why_set(why, r, "%s: no memory for windows of %u rows", b->name, want->max_rows);
+    *ret = TAKE(b);
+    return 0;
+}
+
+static const char *cuda_device(const struct backend *b) { return b->name; }
+static uint64_t cuda_weight_bytes(const struct backend *b) { return b->weight_bytes; }
+
+static int cuda_buffer(struct backend *b, uint32_t max_rows, uint32_t width,
+                       struct backend_buffer **ret)
+{
+    struct backend_buffer *x = cuda_get_host(b, sizeof(*x));
+    uint32_t k_pad = (width + CUDA_GROUP - 1) / CUDA_GROUP * CUDA_GROUP;
+    x->max_rows = max_rows;
+    x->rows = (struct cuda_rows){.width = width, .k_pad = k_pad};
+    x->rows.f = cuda_get(b, (uint64_t)max_rows * width * sizeof(float));
+    x->rows.q = cuda_get(b, (uint64_t)max_rows * k_pad);
+    x->rows.ds = cuda_get(b, (uint64_t)max_rows * (k_pad / CUDA_BLOCK) * 2 * sizeof(float));
+    if (!x->rows.f || !x->rows.q || !x->rows.ds) return -ENOMEM;
+    if (width > b->row_values) {
+        b->host_row = cuda_get_pinned(b, width * sizeof(float));
+        b->row_values = b->host_row ? width : 0;
+        if (!b->host_row) return -ENOMEM;
+    }
+    *ret = x;
+    return 0;
+}
+
+static const float *cuda_row(struct backend *b, const struct backend_buffer *x, uint32_t row)
+{
+    cudaError_t e =
+        cudaMemcpyAsync(b->host_row, x->rows.f + (size_t)row * x->rows.width,
+                        x->rows.width * sizeof(float), cudaMemcpyDeviceToHost, b->stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(b->stream);
+    (void)cuda_ok(b, e); /* the next sync says it; what is read until then is not used */
+    return b->host_row;
+}
+
+const struct backend_ops cuda_backend = {
+    .name = "cuda",
+    .arithmetic = "cuda-1",
+    .head_rows = CUDA_PICKS,
+    .open = cuda_open,
+    .close = cuda_close,
+    .device = cuda_device,
+    .multiplies = cuda_multiplies,
+    .weight = cuda_weight,
+    .weight_bytes = cuda_weight_bytes,
+    .buffer = cuda_buffer,
+    .use_arena = cuda_use_arena,
+    .copy_cells = cuda_copy_cells,
+    .begin = cuda_begin,
+    .embed = cuda_embed,
+    .load = cuda_load,
+    .store = cuda_store,
+    .rms_norm = cuda_rms_norm,
+    .qkv = cuda_qkv,
+    .attend = cuda_attend,
+    .project = cuda_project,
+    .gate_up = cuda_gate_up,
+    .pick = cuda_pick,
+    .matmul = cuda_matmul,
+    .argmax = cuda_argmax,
+    .sync = cuda_sync,
+    .row = cuda_row,
+};

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_CUDA_CUDA_H
+#define WORKERD_CUDA_CUDA_H
+/*
+ * What the C files of the CUDA backend share. One backend is one card, one stream, and belongs to
+ * the device thread.
+ *
+ * An operation is an entry of a list (list.c); sync launches the list, as a graph when its entries
+ * are those of one that was captured before: what changes from window to window is read from fixed
+ * addresses (window.c), not from the entries. K/V is written through to the pool, which is host
+ * memory registered with the driver; GPU memory keeps copies of chunks (resident.c).
+ */
+#include "workerd/backend.h"
+#include "workerd/cuda/kernels.h"
+
+enum {
+    CUDA_ROWS_GRAPH = 64, /* windows of at most so many rows are launched as graphs: generating */
+    CUDA_PICKS = 64,      /* rows that a list picks, and greedy tokens that it gives, at most */
+};
+
+struct backend_weight {
+    enum cuda_pack pack;
+    uint32_t type; /* enum ggml_type of a table */
+    struct cuda_matrix m;
+};
+
+struct backend_buffer {
+    struct cuda_rows rows;
+    uint32_t max_rows, n_rows; /* n_rows: as of the operations enqueued so far */
+    bool quantised;            /* likewise: its codes hold */
+};
+
+/* A chunk's place in GPU memory. Holds cells [0, filled) of {chunk, generation}. */
+struct cuda_slot {
+    uint32_t chunk, generation, filled; /* chunk 0: free */
+    bool used;                          /* since the clock's hand went by */
+    uint64_t window;                    /* the last that read it */
+};
+
+struct cuda_resident {
+    uint8_t *memory; /* [layer][slot][chunk bytes], on the device */
+    uint32_t n_slots, hand;
+    struct cuda_slot *slot;
+    int32_t *slot_of; /* [chunk] */
+};
+
+struct cuda_list;
+
+struct backend {
+    struct backend_want want;
+    int device, capability; /* capability: 90 for 9.0 */
+    char name[64];
+    cudaStream_t stream;
+    cudaError_t failed; /* the first failure since begin */
+    int refused;        /* the same for what isn't CUDA's: negative errno */
+
+    struct cuda_memory *memory; /* everything allocated on the device, and pinned */
+    uint64_t weight_bytes, other_bytes;
+    void *staging[2], *raw[2]; /* of the upload: pinned, and on the device */
+    cudaEvent_t staged[2];
+    uint32_t turn;
+
+    /* The window: pinned copies, and the fixed addresses that the kernels read. */
+    struct cuda_row *host_rows, *rows;
+    struct cuda_entry *host_tables, *tables;
+    uint32_t *host_picks, *picks;
+    double *rope_freq;
+    float *rope, *host_activations, *host_row;
+    uint32_t row_values;      /* room of host_row */
+    uint32_t *host_tokens;    /* greedy ones */
+    uint32_t n_rows, longest; /* longest: cells that the longest row reads */
+    uint64_t window;
+
+    /* The arena. */
+    struct pool_arena *arena;
+    uint64_t arena_bytes, pool_id;
+    uint8_t *registered;
+    uint32_t first_layer, table_room, chunk_shift, block_shift;
+    uint64_t chunk_bytes, v_off;
+    uint8_t **run; /* [layer] */
+    struct cuda_resident resident;
+
+    float scale;               /* of scores */
+    float *part_ml, *part_o;   /* partial sums of attention */
+    uint64_t part_rows_splits; /* rows x splits that fit */
+    struct cuda_list *list;
+    float *store_to;       /* where the list's store goes on the host */
+    uint32_t store_values; /* float32 */
+    uint32_t *tokens_to, n_tokens;
+};
+
+/* memory.c: NULL when there is none; freed with the backend. Device memory is zeroed. */
+struct cuda_memory *cuda_memory_new(void);
+void cuda_memory_free(struct cuda_memory *m);
+void *cuda_get(struct backend *b, uint64_t bytes);
+void *cuda_get_pinned(struct backend *b, uint64_t bytes);
+void *cuda_get_host(struct backend *b, size_t bytes);
+int cuda_weight(struct backend *b, enum weight_use use, const struct backend_tensor *t,
+                struct why *why, struct backend_weight **ret);
+int cuda_upload_new(struct backend *b);
+bool cuda_multiplies(uint32_t type);
+
+/* window.c */
+int cuda_window_new(struct backend *b);
+int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_layer,
+                   struct why *why);
+void cuda_arena_release(struct backend *b);
+void cuda_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells);
+void cuda_begin(struct backend *b, const struct window *w);
+struct cuda_kv cuda_kv_of(const struct backend *b, uint32_t layer);
+
+/* resident.c */
+int cuda_resident_new(struct backend *b, struct why *why);
+void cuda_resident_free(struct backend *b);
+/* The place of a chunk whose first `before` cells a window reads and whose cells up to `after` are
+ * filled when it ends; CUDA_NOT_RESIDENT when there is none. */
+int32_t cuda_resident_take(struct backend *b, uint64_t entry, uint32_t before, uint32_t after);
+void cuda_resident_forget(struct backend *b, uint32_t chunk);
+
+/* list.c: the operations of backend.h. */
+struct cuda_list *cuda_list_new(uint32_t max_ops);
+void cuda_list_free(struct cuda_list *l);
+void cuda_list_clear(struct cuda_list *l);
+void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table);
+void cuda_load(struct backend *b, struct backend_buffer *x, const float *host);
+void cuda_store(struct backend *b, float *host, const struct backend_buffer *x);
+void cuda_rms_norm(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
+                   const struct backend_weight *w);
+void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer *x,
+              struct backend_weight *const w[3], uint32_t layer);
+void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backend_buffer *q,
+                 uint32_t layer);
+void cuda_project(struct backend *b, struct backend_buffer *x, struct backend_buffer *y,
+                  const struct backend_weight *w);
+void cuda_gate_up(struct backend *b, struct backend_buffer *h, struct backend_buffer *x,
+                  const struct backend_weight *gate, const struct backend_weight *up);
+void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
+               const uint32_t *rows, uint32_t n);
+void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
+                 const struct backend_weight *w);
+void cuda_argmax(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab,
+                 uint32_t *host);
+int cuda_sync(struct backend *b);
+
+/* Keeps the first failure. True when there is none. */
+static inline bool cuda_ok(struct backend *b, cudaError_t e)
+{
+    if (b->failed == cudaSuccess) b->failed = e;
+    return e == cudaSuccess;
+}
+
+#endif

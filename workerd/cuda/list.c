@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The list of operations and the graphs made of it. An entry holds a launch's arguments and nothing
+ * of the window but its shape: the number of rows, and how many parts of attention the longest of
+ * them can have, as a power of two. So a list whose entries are those of an earlier one is that
+ * list's graph.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "workerd/cuda/cuda.h"
+
+enum {
+    GRAPHS_MAX = 48,   /* shapes that are kept: row counts in use times a few lengths */
+    CAPTURE_AFTER = 2, /* launches of a shape before it is worth a graph */
+};
+
+enum op_kind {
+    OP_TURN,
+    OP_LOOKUP,
+    OP_LOAD,
+    OP_STORE,
+    OP_NORM,
+    OP_QUANTISE,
+    OP_PRODUCT,
+    OP_ATTEND,
+    OP_PICK,
+    OP_ARGMAX,
+};
+
+struct copy {
+    float *host, *device;
+    uint64_t bytes;
+};
+
+struct quantise {
+    struct cuda_rows x;
+    uint32_t n_rows;
+};
+
+struct argmax {
+    struct cuda_rows x;
+    uint32_t n_rows, n_vocab;
+    uint32_t *token;
+};
+
+struct op { /* zeroed before it is filled: lists are compared by their bytes */
+    uint32_t kind, pad_;
+    union {
+        struct cuda_turn turn;
+        struct cuda_lookup lookup;
+        struct copy copy;
+        struct cuda_norm norm;
+        struct quantise quantise;
+        struct cuda_product product;
+        struct cuda_attend attend;
+        struct cuda_pick pick;
+        struct argmax argmax;
+    };
+};
+
+struct graph {
+    struct op *op; /* the list that it is of; NULL: free */
+    uint32_t n_ops, seen;
+    uint64_t used;
+    cudaGraphExec_t exec; /* NULL: not captured yet */
+};
+
+struct cuda_list {
+    struct op *op;
+    uint32_t n_ops, max_ops;
+    uint64_t clock;
+    struct graph graph[GRAPHS_MAX];
+};
+
+struct cuda_list *cuda_list_new(uint32_t max_ops)
+{
+    struct cuda_list *l = xnew(struct cuda_list);
+    l->op = xcalloc(max_ops, sizeof(*l->op));
+    l->max_ops = max_ops;
+    return l;
+}
+
+static void graph_fini(struct graph *g)
+{
+    if (g->exec) (void)cudaGraphExecDestroy(g->exec);
+    free(g->op);
+    *g = (struct graph){0};
+}
+
+void cuda_list_clear(struct cuda_list *l)
+{
+    for (size_t i = 0; i < GRAPHS_MAX; i++)
+        graph_fini(&l->graph[i]);
+}
+
+void cuda_list_free(struct cuda_list *l)
+{
+    if (!l) return;
+    cuda_list_clear(l);
+    free(l->op);
+    free(l);
+}
+
+/* ---- launching ---- */
+
+static cudaError_t copy_rows(cudaStream_t s, const struct copy *c, bool up)
+{
+    return up ? cudaMemcpyAsync(c->device, c->host, c->bytes, cudaMemcpyHostToDevice, s)
+              : cudaMemcpyAsync(c->host, c->device, c->bytes, cudaMemcpyDeviceToHost, s);
+}
+
+static cudaError_t op_launch(cudaStream_t s, const struct op *op)
+{
+    switch (op->kind) {
+    case OP_TURN:
+        return cuda_launch_turn(s, &op->turn);
+    case OP_LOOKUP:
+        return cuda_launch_lookup(s, &op->lookup);
+    case OP_LOAD:
+        return copy_rows(s, &op->copy, true);
+    case OP_STORE:
+        return copy_rows(s, &op->copy, false);
+    case OP_NORM:
+        return cuda_launch_norm(s, &op->norm);
+    case OP_QUANTISE:
+        return cuda_launch_quantise(s, &op->quantise.x, op->quantise.n_rows);
+    case OP_PRODUCT:
+        return cuda_launch_product(s, &op->product);
+    case OP_ATTEND:
+        return cuda_launch_attend(s, &op->attend);
+    case OP_PICK:
+        return cuda_launch_pick(s, &op->pick);
+    default:
+        return cuda_launch_argmax(s, &op->argmax.x, op->argmax.n_rows, op->argmax.n_vocab,
+                                  op->argmax.token);
+    }
+}
+
+static void ops_launch(struct backend *b)
+{
+    for (uint32_t i = 0; i < b->list->n_ops && b->failed == cudaSuccess; i++)
+        (void)cuda_ok(b, op_launch(b->stream, &b->list->op[i]));
+}
+
+static bool graph_is(const struct graph *g, const struct cuda_list *l)
+{
+    return g->op && g->n_ops == l->n_ops && memcmp(g->op, l->op, l->n_ops * sizeof(*l->op)) == 0;
+}
+
+/* The list's graph, made when there is none; the one that wasn't used for longest gives way. */
+static struct graph *graph_find(struct cuda_list *l)
+{
+    struct graph *oldest = &l->graph[0];
+    for (size_t i = 0; i < GRAPHS_MAX; i++) {
+        struct graph *g = &l->graph[i];
+        if (graph_is(g, l)) return g;
+        if (g->used < oldest->used) oldest = g;
+    }
+    graph_fini(oldest);
+    oldest->op = xcalloc(l->n_ops, sizeof(*l->op));
+    oldest->n_ops = l->n_ops;
+    memcpy(oldest->op, l->op, l->n_ops * sizeof(*l->op));
+    return oldest;
+}
+
+static void graph_capture(struct backend *b, struct graph *g)
+{
+    cudaGraph_t made = NULL;
+    if (!cuda_ok(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal))) return;
+    ops_launch(b);
+    if (!cuda_ok(b, cudaStreamEndCapture(b->stream, &made))) return;
+    (void)cuda_ok(b, cudaGraphInstantiate(&g->exec, made, 0));
+    (void)cudaGraphDestroy(made);
+}
+
+static void list_launch(struct backend *b)
+{
+    struct cuda_list *l = b->list;
+    if (b->n_rows > CUDA_ROWS_GRAPH) {
+        ops_launch(b);
+        return;
+    }
+    struct graph *g = graph_find(l);
+    g->used = ++l->clock;
+    if (g->seen < CAPTURE_AFTER && ++g->seen < CAPTURE_AFTER) {
+        ops_launch(b);
+        return;
+    }
+    if (!g->exec) graph_capture(b, g);
+    if (b->failed == cudaSuccess) (void)cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
+}
+
+int cuda_sync(struct backend *b)
+{
+    if (b->list->n_ops > 0 && !b->refused && b->failed == cudaSuccess) list_launch(b);
+    (void)cuda_ok(b, cudaStreamSynchronize(b->stream));
+    bool good = !b->refused && b->failed == cudaSuccess;
+    if (good && b->store_to)
+        memcpy(b->store_to, b->host_activations, b->store_values * sizeof(float));
+    if (good && b->tokens_to) memcpy(b->tokens_to, b->host_tokens, b->n_tokens * sizeof(uint32_t));
+    b->store_to = NULL;
+    b->tokens_to = NULL;
+    b->list->n_ops = 0;
+    return good ? 0 : b->refused ? b->refused : -EIO;
+}
+
+/* ---- operations ---- */
+
+static struct op *op_add(struct backend *b, enum op_kind kind)
+{
+    static struct op nowhere;
+    struct cuda_list *l = b->list;
+    struct op *op = &nowhere;
+    if (l->n_ops < l->max_ops)
+        op = &l->op[l->n_ops++];
+    else
+        b->refused = -ENOBUFS;
+    memset(op, 0, sizeof(*op));
+    op->kind = kind;
+    return op;
+}
+
+/* Whether a launch may begin while the one before it ends. */
+static bool dependent(const struct backend *b) { return b->capability >= 90 && b->list->n_ops > 1; }
+
+static void written(struct backend_buffer *x, uint32_t n_rows)
+{
+    x->n_rows = n_rows;
+    x->quantised = false;
+}
+
+static void turn_add(struct backend *b)
+{
+    struct cuda_turn *t = &op_add(b, OP_TURN)->turn;
+    t->rows = b->rows;
+    t->freq = b->rope_freq;
+    t->rope = b->rope;
+    t->n_pairs = b->want.rope_dims / 2;
+    t->n_rows = b->n_rows;
+}
+
+void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table)
+{
+    turn_add(b);
+    struct cuda_lookup *a = &op_add(b, OP_LOOKUP)->lookup;
+    a->rows = b->rows;
+    a->table = table->m.codes;
+    a->type = table->type;
+    a->n_out = table->m.n_out;
+    a->n_rows = b->n_rows;
+    a->y = x->rows;
+    written(x, b->n_rows);
+}
+
+static struct copy *copy_add(struct backend *b, enum op_kind kind, const struct cuda_rows *x,
+                             uint32_t n_rows)
+{
+    struct copy *c = &op_add(b, kind)->copy;
+    c->host = b->host_activations;
+    c->device = x->f;
+    c->bytes = (uint64_t)n_rows * x->width * sizeof(float);
+    return c;
+}
+
+void cuda_load(struct backend *b, struct backend_buffer *x, const float *host)
+{
+    turn_add(b);
+    struct copy *c = copy_add(b, OP_LOAD, &x->rows, b->n_rows);
+    memcpy(b->host_activations, host, c->bytes);
+    written(x, b->n_rows);
+}
+
+void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
+{
+    const struct copy *c = copy_add(b, OP_STORE, &x->rows, x->n_rows);
+    b->store_to = host;
+    b->store_values = (uint32_t)(c->bytes / sizeof(float));
+}
+
+void cuda_rms_norm(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
+                   const struct backend_weight *w)
+{
+    struct cuda_norm *a = &op_add(b, OP_NORM)->norm;
+    a->x = x->rows;
+    a->y = y->rows;
+    a->w = w->m.codes;
+    a->eps = b->want.eps;
+    a->n_rows = x->n_rows;
+    a->dependent = dependent(b);
+    written(y, x->n_rows);
+    y->quantised = true;
+}
+
+static bool is_float(const struct backend_weight *w)
+{
+    return w->pack == CUDA_F16 || w->pack == CUDA_F32;
+}
+
+/* Codes of x's rows, when a matrix needs them and whoever wrote the rows made none. */
+static void quantise(struct backend *b, struct backend_buffer *x, const struct backend_weight *w)
+{
+    if (is_float(w) || x->quantised) return;
+    struct quantise *a = &op_add(b, OP_QUANTISE)->quantise;
+    a->x = x->rows;
+    a->n_rows = x->n_rows;
+    x->quantised = true;
+}
+
+static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue epilogue,
+                                        struct backend_buffer *y, struct backend_buffer *x,
+                                        const struct backend_weight *w)
+{
+    quantise(b, x, w);
+    struct cuda_product *a = &op_add(b, OP_PRODUCT)->product;
+    a->pack = w->pack;
+    a->epilogue = epilogue;
+    a->n_rows = x->n_rows;
+    a->n_matrices = 1;
+    a->m[0] = w->m;
+    a->dependent = dependent(b);
+    a->x = x->rows;
+    a->y = y->rows;
+    written(y, x->n_rows);
+    return a;
+}
+
+void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer *x,
+              struct backend_weight *const w[3], uint32_t layer)
+{
+    struct cuda_product *a = NULL;
+    for (uint32_t i = 0; i < 3; i++) {
+        if (a && a->pack == w[i]->pack) {
+            a->m[a->n_matrices] = w[i]->m;
+            a->part[a->n_matrices++] = i;
+            continue;
+        }
+        a = product_add(b, CUDA_QKV, q, x, w[i]);
+        a->part[0] = i;
+        if (b->arena) a->kv = cuda_kv_of(b, layer);
+    }
+}
+
+/* Rows in turns, as many as the partial sums have room for. */
+void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backend_buffer *q,
+                 uint32_t layer)
+{
+    uint32_t splits = 1, need = (b->longest + CUDA_SPLIT_CELLS - 1) / CUDA_SPLIT_CELLS;
+    while (splits < need)
+        splits *= 2;
+    uint32_t rows = (uint32_t)min_u64(b->part_rows_splits / splits, UINT16_MAX);
+    written(y, q->n_rows);
+    for (uint32_t i = 0; i < q->n_rows; i += rows) {
+        struct cuda_attend *a = &op_add(b, OP_ATTEND)->attend;
+        if (b->arena) a->kv = cuda_kv_of(b, layer);
+        a->q = q->rows;
+        a->y = y->rows;
+        a->first_row = i;
+        a->n_rows = min_u32(rows, q->n_rows - i);
+        a->n_splits = splits;
+        a->scale = b->scale;
+        a->ml = b->part_ml;
+        a->o = b->part_o;
+        a->dependent = dependent(b);
+        a->quantise = b->want.head_dim % CUDA_BLOCK == 0;
+        y->quantised = a->quantise;
+    }
+}
+
+void cuda_project(struct backend *b, struct backend_buffer *x, struct backend_buffer *y,
+                  const struct backend_weight *w)
+{
+    (void)product_add(b, CUDA_ADD, x, y, w);
+}
+
+void cuda_gate_up(struct backend *b, struct backend_buffer *h, struct backend_buffer *x,
+                  const struct backend_weight *gate, const struct backend_weight *up)
+{
+    if (gate->pack == up->pack) {
+        struct cuda_product *a = product_add(b, CUDA_GATE, h, x, gate);
+        a->m[1] = up->m;
+        a->n_matrices = 2;
+    } else {
+        (void)product_add(b, CUDA_STORE, h, x, gate);
+        (void)product_add(b, CUDA_GATED, h, x, up);
+    }
+    h->quantised = true;
+}
+
+void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
+                 const struct backend_weight *w)
+{
+    (void)product_add(b, CUDA_STORE, y, x, w);
+}
+
+void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
+               const uint32_t *rows, uint32_t n)
+{
+    if (n > CUDA_PICKS) b->refused = -EINVAL;
+    if (b->refused) return;
+    memcpy(b->host_picks, rows, n * sizeof(*rows));
+    (void)cuda_ok(b, cudaMemcpyAsync(b->picks, b->host_picks, n * sizeof(*rows),
+                                     cudaMemcpyHostToDevice, b->stream));
+    struct cuda_pick *a = &op_add(b, OP_PICK)->pick;
+    a->x = x->rows;
+    a->y = y->rows;
+    a->rows = b->picks;
+    a->n_rows = n;
+    written(y, n);
+}
+
+void cuda_argmax(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab,
+                 uint32_t *host)
+{
+    struct argmax *a = &op_add(b, OP_ARGMAX)->argmax;
+    a->x = x->rows;
+    a->n_rows = x->n_rows;
+    a->n_vocab = n_vocab;
+    a->token = b->host_tokens;
+    b->tokens_to = host;
+    b->n_tokens = x->n_rows;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Which chunks of the pool have a copy in GPU memory. The pool is always complete, so a copy may go
+ * at any time; it is valid for the generation that it was made of, and for the cells that it says.
+ * A chunk is loaded when a window reads it and a place can be had without taking one from the same
+ * window; what then finds none is read over PCIe. CLOCK chooses (Corbato 1968).
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "workerd/cuda/cuda.h"
+
+enum { RESERVE_BYTES = 1 << 30 }; /* left free for the driver's own: graphs, kernels, tables */
+
+static uint64_t slot_bytes(const struct backend *b) { return b->chunk_bytes * b->want.n_layers; }
+
+void cuda_resident_free(struct backend *b)
+{
+    struct cuda_resident *r = &b->resident;
+    if (r->memory) (void)cudaFree(r->memory);
+    free(r->slot);
+    free(r->slot_of);
+    *r = (struct cuda_resident){0};
+}
+
+int cuda_resident_new(struct backend *b, struct why *why)
+{
+    struct cuda_resident *r = &b->resident;
+    cuda_resident_free(b);
+    size_t free_bytes = 0, all = 0;
+    if (cudaMemGetInfo(&free_bytes, &all) != cudaSuccess)
+        return why_set(why, -EIO, "cannot ask for the GPU's free memory");
+    uint64_t room = free_bytes > RESERVE_BYTES ? free_bytes - RESERVE_BYTES : 0;
+    uint64_t n = min_u64(room / slot_bytes(b), b->arena->n_chunks);
+    n = min_u64(n, b->want.kv_resident >> b->chunk_shift);
+    if (n > 0 && cudaMalloc((void **)&r->memory, n * slot_bytes(b)) != cudaSuccess) {
+        (void)cudaGetLastError();
+        r->memory = NULL;
+        n = 0; /* slower, not wrong */
+    }
+    r->n_slots = (uint32_t)n;
+    r->slot = xcalloc(n, sizeof(*r->slot));
+    r->slot_of = xcalloc((size_t)b->arena->n_chunks + 1, sizeof(*r->slot_of));
+    for (uint32_t i = 0; i <= b->arena->n_chunks; i++)
+        r->slot_of[i] = CUDA_NOT_RESIDENT;
+    return 0;
+}
+
+void cuda_resident_forget(struct backend *b, uint32_t chunk)
+{
+    int32_t at = b->resident.slot_of[chunk];
+    if (at >= 0) b->resident.slot[at].filled = 0;
+}
+
+/* A place that no row of this window reads. */
+static int32_t place_find(struct backend *b)
+{
+    struct cuda_resident *r = &b->resident;
+    for (uint64_t step = 0; step < 2 * (uint64_t)r->n_slots; step++) {
+        struct cuda_slot *s = &r->slot[r->hand];
+        int32_t at = (int32_t)r->hand;
+        r->hand = (r->hand + 1) % r->n_slots;
+        if (s->chunk && s->window == b->window) continue;
+        if (s->chunk && s->used) {
+            s->used = false;
+            continue;
+        }
+        return at;
+    }
+    return CUDA_NOT_RESIDENT;
+}
+
+static void chunk_load(struct backend *b, uint32_t chunk, int32_t slot, uint32_t cells)
+{
+    uint32_t block_cells = 1u << b->block_shift;
+    uint64_t bytes = (uint64_t)((cells + block_cells - 1) >> b->block_shift) * b->want.block_bytes;
+    for (uint32_t i = 0; i < b->want.n_layers && bytes; i++) {
+        uint8_t *to = b->resident.memory +
+                      ((uint64_t)i * b->resident.n_slots + (uint32_t)slot) * b->chunk_bytes;
+        const uint8_t *from = b->run[i] + chunk * b->chunk_bytes;
+        (void)cuda_ok(b, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, b->stream));
+    }
+}
+
+int32_t cuda_resident_take(struct backend *b, uint64_t entry, uint32_t before, uint32_t after)
+{
+    struct cuda_resident *r = &b->resident;
+    uint32_t chunk = pool_entry_chunk(entry), generation = pool_entry_generation(entry);
+    if (r->n_slots == 0 || chunk == 0) return CUDA_NOT_RESIDENT;
+    int32_t at = r->slot_of[chunk];
+    if (at < 0) {
+        at = place_find(b);
+        if (at < 0) return at;
+        struct cuda_slot *s = &r->slot[at];
+        if (s->chunk) r->slot_of[s->chunk] = CUDA_NOT_RESIDENT;
+        *s = (struct cuda_slot){.chunk = chunk, .generation = generation};
+        r->slot_of[chunk] = at;
+    }
+    struct cuda_slot *s = &r->slot[at];
+    if (s->generation != generation || s->filled < before) {
+        chunk_load(b, chunk, at, before);
+        s->generation = generation;
+        s->filled = before;
+    }
+    if (after > before) s->filled = after; /* the cells behind are of tokens taken back */
+    s->used = true;
+    s->window = b->window;
+    return at;
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What is done to single token rows: RMS norm, int8 codes, looking up and picking rows, the angles
+ * of rope, the largest logit. A row's arithmetic is that of its own block of threads.
+ */
+#include "workerd/cuda/device.cuh"
+
+#include <math_constants.h>
+
+enum { NORM_THREADS = 512, ROW_THREADS = 256, ARGMAX_THREADS = 1024 };
+
+/* The same value in all threads; the order of additions depends on the thread count alone. */
+__device__ __forceinline__ float block_sum(float v)
+{
+    __shared__ float part[WARP];
+    for (int o = 16; o; o >>= 1)
+        v += __shfl_xor_sync(~0u, v, o);
+    if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = v;
+    __syncthreads();
+    v = threadIdx.x % WARP < blockDim.x / WARP ? part[threadIdx.x % WARP] : 0;
+    for (int o = 16; o; o >>= 1)
+        v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+
+/* RMSNorm (arXiv:1910.07467), and its codes: a warp has 32 consecutive values. */
+__global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
+{
+    dependency_wait();
+    dependency_release();
+    const uint32_t n = a.x.width, lane = threadIdx.x % WARP;
+    const float *x = a.x.f + (uint64_t)blockIdx.x * n;
+    float sum = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += NORM_THREADS)
+        sum = fmaf(x[i], x[i], sum);
+    sum = block_sum(sum);
+    float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, (float)n) + a.eps));
+    int8_t *q = a.y.q + (uint64_t)blockIdx.x * a.y.k_pad;
+    float *ds = a.y.ds + (uint64_t)blockIdx.x * (a.y.k_pad / CUDA_BLOCK) * 2;
+    for (uint32_t i = threadIdx.x; i < n; i += NORM_THREADS) {
+        float v = x[i] * scale * a.w[i];
+        a.y.f[(uint64_t)blockIdx.x * n + i] = v;
+        quantise_block(v, lane, q, ds, i / CUDA_BLOCK);
+    }
+}
+
+__global__ void __launch_bounds__(ROW_THREADS) quantise(const cuda_rows x)
+{
+    dependency_wait();
+    dependency_release();
+    int8_t *q = x.q + (uint64_t)blockIdx.x * x.k_pad;
+    float *ds = x.ds + (uint64_t)blockIdx.x * (x.k_pad / CUDA_BLOCK) * 2;
+    const float *f = x.f + (uint64_t)blockIdx.x * x.width;
+    for (uint32_t i = threadIdx.x; i < x.width; i += ROW_THREADS)
+        quantise_block(f[i], threadIdx.x % WARP, q, ds, i / CUDA_BLOCK);
+}
+
+extern "C" cudaError_t cuda_launch_norm(cudaStream_t s, const struct cuda_norm *a)
+{
+    return launch(s, a->dependent, norm, a->n_rows, NORM_THREADS, 0, *a);
+}
+
+extern "C" cudaError_t cuda_launch_quantise(cudaStream_t s, const struct cuda_rows *x,
+                                            uint32_t n_rows)
+{
+    return launch(s, false, quantise, n_rows, ROW_THREADS, 0, *x);
+}
+
+/* ---- ggml's blocks ---- */
+
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8 }; /* enum ggml_type */
+
+__device__ __forceinline__ float half_at(const uint8_t *p)
+{
+    return __half2float(__ushort_as_half((unsigned short)(p[0] | p[1] << 8)));
+}
+
+__device__ __forceinline__ uint32_t block_bytes(uint32_t type)
+{
+    return type == Q4_0 ? 18 : type == Q4_1 ? 20 : 34;
+}
+
+/* Value i of a row. */
+__device__ float value_of(uint32_t type, const uint8_t *row, uint32_t i)
+{
+    if (type == F32) return ((const float *)row)[i];
+    if (type == F16) return __half2float(((const __half *)row)[i]);
+    const uint8_t *b = row + (uint64_t)(i / CUDA_BLOCK) * block_bytes(type);
+    uint32_t k = i % CUDA_BLOCK;
+    float d = half_at(b);
+    if (type == Q8_0) return d * (float)(int8_t)b[2 + k];
+    int code = b[(type == Q4_1 ? 4 : 2) + k % 16];
+    code = k < 16 ? code & 15 : code >> 4;
+    return type == Q4_1 ? d * (float)code + half_at(b + 2) : d * (float)(code - 8);
+}
+
+__device__ __forceinline__ uint64_t row_bytes(uint32_t type, uint32_t n)
+{
+    return type == F32   ? 4ull * n
+           : type == F16 ? 2ull * n
+                         : (uint64_t)(n / CUDA_BLOCK) * block_bytes(type);
+}
+
+__global__ void __launch_bounds__(ROW_THREADS) lookup(const cuda_lookup a)
+{
+    uint64_t token = min(a.rows[blockIdx.x].token, a.n_out - 1);
+    const uint8_t *row = (const uint8_t *)a.table + token * row_bytes(a.type, a.y.width);
+    for (uint32_t i = threadIdx.x; i < a.y.width; i += ROW_THREADS)
+        a.y.f[(uint64_t)blockIdx.x * a.y.width + i] = value_of(a.type, row, i);
+}
+
+/* A block of threads repacks one row. */
+__global__ void __launch_bounds__(ROW_THREADS) repack(const cuda_repack a)
+{
+    const uint64_t row = blockIdx.x, n_blocks = (a.n_in + CUDA_GROUP - 1) / CUDA_GROUP * 8;
+    const uint8_t *from = (const uint8_t *)a.from + row * row_bytes(a.type, a.n_in);
+    if (a.pack == CUDA_F32 || a.pack == CUDA_F16) {
+        for (uint32_t i = threadIdx.x; i < a.n_in; i += ROW_THREADS) {
+            float v = value_of(a.type, from, i);
+            if (a.pack == CUDA_F32)
+                ((float *)a.codes)[row * a.n_in + i] = v;
+            else
+                ((__half *)a.codes)[row * a.n_in + i] = __float2half_rn(v);
+        }
+        return;
+    }
+    const uint32_t code_bytes = a.pack == CUDA_Q8_0 ? 32 : 16;
+    const uint32_t scales = a.pack == CUDA_Q4_1 ? 2 : 1;
+    uint8_t *codes = (uint8_t *)a.codes + row * n_blocks * code_bytes;
+    for (uint32_t i = threadIdx.x; i < n_blocks * code_bytes; i += ROW_THREADS) {
+        uint32_t b = i / code_bytes, k = i % code_bytes;
+        const uint8_t *at = from + (uint64_t)b * block_bytes(a.type) + scales * 2 + k;
+        uint8_t v = b < a.n_in / CUDA_BLOCK ? *at : 0;
+        codes[a.pack == CUDA_Q8_0 ? code_at(b, k) : i] = v;
+    }
+    uint16_t *to = (uint16_t *)a.scales + row * n_blocks * scales;
+    for (uint32_t i = threadIdx.x; i < n_blocks * scales; i += ROW_THREADS) {
+        const uint8_t *at = from + (uint64_t)(i / scales) * block_bytes(a.type) + i % scales * 2;
+        to[i] = i / scales < a.n_in / CUDA_BLOCK ? at[0] | at[1] << 8 : 0;
+    }
+}
+
+extern "C" cudaError_t cuda_launch_lookup(cudaStream_t s, const struct cuda_lookup *a)
+{
+    return launch(s, false, lookup, a->n_rows, ROW_THREADS, 0, *a);
+}
+
+extern "C" cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a)
+{
+    return launch(s, false, repack, a->n_out, ROW_THREADS, 0, *a);
+}
+
+/* ---- positions and picks ---- */
+
+/* Angles in double: a float's error at position 8,000 would show in the logits. */
+__global__ void __launch_bounds__(ROW_THREADS) turn(const cuda_turn a)
+{
+    uint32_t i = blockIdx.x * ROW_THREADS + threadIdx.x;
+    if (i >= a.n_rows * a.n_pairs) return;
+    double s, c;
+    sincos((double)a.rows[i / a.n_pairs].pos * a.freq[i % a.n_pairs], &s, &c);
+    a.rope[2 * (uint64_t)i] = (float)c;
+    a.rope[2 * (uint64_t)i + 1] = (float)s;
+}
+
+__global__ void __launch_bounds__(ROW_THREADS) pick(const cuda_pick a)
+{
+    const float *from = a.x.f + (uint64_t)a.rows[blockIdx.x] * a.x.width;
+    for (uint32_t i = threadIdx.x; i < a.x.width; i += ROW_THREADS)
+        a.y.f[(uint64_t)blockIdx.x * a.x.width + i] = from[i];
+}
+
+extern "C" cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *a)
+{
+    uint32_t n = a->n_rows * a->n_pairs;
+    if (n == 0) return cudaSuccess;
+    return launch(s, false, turn, (n + ROW_THREADS - 1) / ROW_THREADS, ROW_THREADS, 0, *a);
+}
+
+extern "C" cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a)
+{
+    return launch(s, false, pick, a->n_rows, ROW_THREADS, 0, *a);
+}
+
+/* ---- the greedy token ---- */
+
+struct best {
+    float v;
+    uint32_t i; /* UINT32_MAX: none yet */
+};
+
+/* The larger, of equals the first. */
+__device__ __forceinline__ best better(best a, best b)
+{
+    if (a.i == UINT32_MAX) return b;
+    if (b.i == UINT32_MAX) return a;
+    return b.v > a.v || (b.v == a.v && b.i < a.i) ? b : a;
+}
+
+__device__ __forceinline__ best warp_best(best b)
+{
+    for (int o = 16; o; o >>= 1) {
+        best other = {__shfl_xor_sync(~0u, b.v, o), __shfl_xor_sync(~0u, b.i, o)};
+        b = better(b, other);
+    }
+    return b;
+}
+
+/* As sampler.c: the first of the largest; with a NaN anywhere, the first that is a number. */
+__global__ void __launch_bounds__(ARGMAX_THREADS)
+    argmax(const float *x, uint32_t width, uint32_t n, uint32_t *token)
+{
+    __shared__ best part[WARP];
+    __shared__ uint32_t first[WARP];
+    const float *row = x + (uint64_t)blockIdx.x * width;
+    best b = {0, UINT32_MAX};
+    uint32_t number = UINT32_MAX;
+    int nan = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += ARGMAX_THREADS) {
+        float v = row[i];
+        if (isnan(v)) {
+            nan = 1;
+            continue;
+        }
+        number = min(number, i);
+        b = better(b, best{v, i});
+    }
+    b = warp_best(b);
+    number = __reduce_min_sync(~0u, number);
+    if (threadIdx.x % WARP == 0) {
+        part[threadIdx.x / WARP] = b;
+        first[threadIdx.x / WARP] = number;
+    }
+    nan = __syncthreads_or(nan);
+    if (threadIdx.x >= WARP) return;
+    b = warp_best(part[threadIdx.x]);
+    number = __reduce_min_sync(~0u, first[threadIdx.x]);
+    if (threadIdx.x == 0) {
+        uint32_t t = nan ? number : b.i;
+        token[blockIdx.x] = t == UINT32_MAX ? 0 : t;
+    }
+}
+
+extern "C" cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_rows *x,
+                                          uint32_t n_rows, uint32_t n_vocab, uint32_t *token)
+{
+    return launch(s, false, argmax, n_rows, ARGMAX_THREADS, 0, x->f, x->width, n_vocab, token);
+}

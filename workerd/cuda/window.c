@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The arena as the device sees it, and a window's rows and chunk tables at their fixed addresses.
+ * The tables lie in memory that another process writes: each entry is read once and bounded here.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "workerd/cuda/cuda.h"
+
+/* One call holds a lock of the driver that every process's calls need; 4 GiB take 0.2 s. */
+#define REGISTER_BYTES (UINT64_C(4) << 30)
+
+static uint64_t page_up(uint64_t v) { return (v + 4095) / 4096 * 4096; }
+
+int cuda_window_new(struct backend *b)
+{
+    const struct backend_want *w = &b->want;
+    b->host_rows = cuda_get_pinned(b, w->max_rows * sizeof(*b->rows));
+    b->rows = cuda_get(b, w->max_rows * sizeof(*b->rows));
+    b->host_picks = cuda_get_pinned(b, CUDA_PICKS * sizeof(*b->picks));
+    b->picks = cuda_get(b, CUDA_PICKS * sizeof(*b->picks));
+    b->host_tokens = cuda_get_pinned(b, CUDA_PICKS * sizeof(*b->host_tokens));
+    b->rope_freq = cuda_get(b, w->rope_dims / 2 * sizeof(double));
+    b->rope = cuda_get(b, (uint64_t)w->max_rows * w->rope_dims * sizeof(float));
+    b->host_activations = cuda_get_pinned(b, (uint64_t)w->max_rows * w->n_embd * sizeof(float));
+    if (!b->host_rows || !b->rows || !b->host_picks || !b->picks || !b->host_tokens ||
+        !b->rope_freq || !b->rope || !b->host_activations)
+        return -ENOMEM;
+    cudaError_t e = cudaMemcpy(b->rope_freq, w->rope_freq, w->rope_dims / 2 * sizeof(double),
+                               cudaMemcpyHostToDevice);
+    return e == cudaSuccess ? 0 : -EIO;
+}
+
+/* ---- the arena ---- */
+
+void cuda_arena_release(struct backend *b)
+{
+    for (uint64_t at = 0; b->registered && at < b->arena_bytes; at += REGISTER_BYTES)
+        (void)cudaHostUnregister(b->registered + at);
+    (void)cudaGetLastError(); /* a mapping that is gone was let go of with it */
+    b->registered = NULL;
+}
+
+static int arena_register(struct backend *b, struct pool_arena *arena, struct why *why)
+{
+    cuda_arena_release(b);
+    b->arena_bytes = page_up(arena->bytes);
+    b->pool_id = arena->pool_id;
+    for (uint64_t at = 0; at < b->arena_bytes; at += REGISTER_BYTES) {
+        uint64_t n = min_u64(REGISTER_BYTES, b->arena_bytes - at);
+        cudaError_t e = cudaHostRegister((uint8_t *)arena + at, n,
+                                         cudaHostRegisterMapped | cudaHostRegisterPortable);
+        if (e != cudaSuccess) {
+            b->arena_bytes = at;
+            b->registered = (uint8_t *)arena;
+            cuda_arena_release(b);
+            return why_set(why, -ENOMEM,
+                           "the pool's %llu bytes can't be pinned for the GPU: %s; is the limit of "
+                           "locked memory (LimitMEMLOCK) large enough?",
+                           (unsigned long long)arena->bytes, cudaGetErrorString(e));
+        }
+        b->registered = (uint8_t *)arena;
+    }
+    return 0;
+}
+
+static int check_arena(const struct backend *b, const struct pool_arena *a, struct why *why)
+{
+    if (a->chunk_cells < b->want.block_cells || a->chunk_cells & (a->chunk_cells - 1) ||
+        a->block_cells != b->want.block_cells || a->n_runs > POOL_RUNS_MAX)
+        return why_set(
+            why, -EINVAL,
+            "arena: chunks of %u cells, blocks of %u, %u runs; blocks must have %u cells",
+            a->chunk_cells, a->block_cells, a->n_runs, b->want.block_cells);
+    return 0;
+}
+
+/* Where the run of a layer begins, or NULL when it is missing or doesn't fit the file. */
+static uint8_t *run_of(const struct backend *b, struct pool_arena *a, uint32_t layer)
+{
+    uint64_t blocks = ((uint64_t)a->n_chunks + 1) * (a->chunk_cells / a->block_cells);
+    for (uint32_t i = 0; i < a->n_runs; i++) {
+        const struct pool_run *run = &a->run[i];
+        if (run->layer != layer || run->kind != POOL_RUN_KV) continue;
+        if (run->block_bytes != b->want.block_bytes || run->off > a->bytes) return NULL;
+        if ((a->bytes - run->off) / run->block_bytes < blocks) return NULL;
+        return (uint8_t *)a + run->off;
+    }
+    return NULL;
+}
+
+static int tables_new(struct backend *b, struct why *why)
+{
+    /* A lane's last row may lie past the context: it goes to the trash chunk. */
+    uint32_t room = ((b->want.context_tokens + b->want.max_rows) >> b->chunk_shift) + 2;
+    if (room <= b->table_room) return 0;
+    b->host_tables =
+        cuda_get_pinned(b, (uint64_t)b->want.max_lanes * room * sizeof(*b->host_tables));
+    b->tables = cuda_get(b, (uint64_t)b->want.max_lanes * room * sizeof(*b->tables));
+    b->table_room = room;
+    return b->host_tables && b->tables ? 0
+                                       : why_set(why, -ENOMEM, "no memory for the chunk tables");
+}
+
+int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_layer,
+                   struct why *why)
+{
+    int r = check_arena(b, arena, why);
+    if (r < 0) return r;
+    bool same = b->registered == (uint8_t *)arena && b->pool_id == arena->pool_id &&
+                b->arena_bytes == page_up(arena->bytes) && b->first_layer == first_layer;
+    for (uint32_t i = 0; i < b->want.n_layers; i++) {
+        b->run[i] = run_of(b, arena, first_layer + i);
+        if (!b->run[i])
+            return why_set(why, -EINVAL, "arena: no run of %llu-byte blocks for layer %u",
+                           (unsigned long long)b->want.block_bytes, first_layer + i);
+    }
+    b->arena = arena;
+    if (same) return 0;
+    b->first_layer = first_layer;
+    b->block_shift = (uint32_t)__builtin_ctz(arena->block_cells);
+    b->chunk_shift = (uint32_t)__builtin_ctz(arena->chunk_cells);
+    b->chunk_bytes = (uint64_t)(arena->chunk_cells >> b->block_shift) * b->want.block_bytes;
+    cuda_list_clear(b->list); /* graphs hold addresses of the old arena */
+    r = arena_register(b, arena, why);
+    if (r == 0) r = tables_new(b, why);
+    return r < 0 ? r : cuda_resident_new(b, why);
+}
+
+struct cuda_kv cuda_kv_of(const struct backend *b, uint32_t layer)
+{
+    const struct backend_want *w = &b->want;
+    return (struct cuda_kv){
+        .rows = b->rows,
+        .tables = b->tables,
+        .rope = b->rope,
+        .host = b->run[layer],
+        .resident = b->resident.memory ? b->resident.memory +
+                                             (uint64_t)layer * b->resident.n_slots * b->chunk_bytes
+                                       : NULL,
+        .chunk_bytes = b->chunk_bytes,
+        .block_bytes = w->block_bytes,
+        .v_off = b->v_off,
+        .table_room = b->table_room,
+        .chunk_shift = b->chunk_shift,
+        .block_shift = b->block_shift,
+        .n_heads = w->n_heads,
+        .n_kv_heads = w->n_kv_heads,
+        .head_dim = w->head_dim,
+        .rope_dims = w->rope_dims,
+        .is_f32 = w->kv == POOL_KV_F32,
+    };
+}
+
+/* Of one block the first n cells: another may still fill the rest. */
+static void copy_block_cells(const struct backend *b, uint8_t *to, const uint8_t *from, uint32_t n)
+{
+    size_t cell = b->want.head_dim * (b->want.kv == POOL_KV_F32 ? 4 : 2);
+    for (size_t h = 0; h < 2 * (size_t)b->want.n_kv_heads; h++) { /* K's heads, then V's */
+        size_t at = h * (cell << b->block_shift);
+        memcpy(to + at, from + at, n * cell);
+    }
+}
+
+void cuda_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells)
+{
+    if (from_chunk > b->arena->n_chunks || to_chunk > b->arena->n_chunks) return;
+    uint32_t n = min_u32(n_cells, 1u << b->chunk_shift);
+    uint64_t whole = (uint64_t)(n >> b->block_shift) * b->want.block_bytes;
+    uint32_t rest = n & ((1u << b->block_shift) - 1);
+    for (uint32_t i = 0; i < b->want.n_layers; i++) {
+        const uint8_t *from = b->run[i] + from_chunk * b->chunk_bytes;
+        uint8_t *to = b->run[i] + to_chunk * b->chunk_bytes;
+        memmove(to, from, whole);
+        if (rest && from != to) copy_block_cells(b, to + whole, from + whole, rest);
+    }
+    cuda_resident_forget(b, to_chunk);
+}
+
+/* ---- a window ---- */
+
+static uint32_t cells_in_chunk(const struct backend *b, uint32_t cells, uint32_t chunk)
+{
+    uint32_t first = chunk << b->chunk_shift;
+    return cells <= first ? 0 : min_u32(cells - first, 1u << b->chunk_shift);
+}
+
+static void place_lane(struct backend *b, uint32_t i, const struct window_lane *from)
+{
+    struct cuda_entry *to = b->host_tables + (size_t)i * b->table_room;
+    uint32_t end = from->pos + from->n_rows;
+    uint32_t n = ((end - 1) >> b->chunk_shift) + 1;
+    for (uint32_t j = 0; j < n && j < b->table_room; j++) {
+        uint64_t entry = 0;
+        if (j < from->n_table) entry = __atomic_load_n(&from->table[j], __ATOMIC_RELAXED);
+        if (pool_entry_chunk(entry) > b->arena->n_chunks) entry = 0;
+        to[j].chunk = pool_entry_chunk(entry);
+        to[j].slot = cuda_resident_take(b, entry, cells_in_chunk(b, from->pos, j),
+                                        cells_in_chunk(b, end, j));
+    }
+    b->longest = max_u32(b->longest, end);
+}
+
+void cuda_begin(struct backend *b, const struct window *w)
+{
+    b->failed = cudaSuccess;
+    b->refused = b->arena ? 0 : -EINVAL;
+    b->n_rows = w->n_rows;
+    b->longest = 0;
+    b->window++;
+    for (uint32_t i = 0; i < w->n_lanes && !b->refused; i++) {
+        const struct window_lane *l = &w->lanes[i];
+        uint64_t end = (uint64_t)l->pos + l->n_rows;
+        if (end > (uint64_t)b->table_room << b->chunk_shift) {
+            b->refused = -EINVAL;
+            return;
+        }
+        place_lane(b, i, l);
+        for (uint32_t r = 0; r < l->n_rows; r++)
+            b->host_rows[l->first_row + r] = (struct cuda_row){
+                .token = w->tokens ? w->tokens[l->first_row + r] : 0, .pos = l->pos + r, .lane = i};
+    }
+    if (b->refused) return;
+    (void)cuda_ok(b, cudaMemcpyAsync(b->rows, b->host_rows, w->n_rows * sizeof(*b->rows),
+                                     cudaMemcpyHostToDevice, b->stream));
+    (void)cuda_ok(b, cudaMemcpyAsync(b->tables, b->host_tables,
+                                     (size_t)w->n_lanes * b->table_room * sizeof(*b->tables),
+                                     cudaMemcpyHostToDevice, b->stream));
+}
