@@ -9,13 +9,14 @@
 #include <string.h>
 #include <time.h>
 
-#include "gateway/bytebuf.h"
+#include "gateway/chat_tools.h"
 #include "gateway/template/template.h"
 
 struct chat_format {
     struct chat_template *template;
     const struct tokenizer *tokenizer;
     json_t *trusted; /* bos_token, eos_token: text that may hold control tokens */
+    bool knows_tools;
 };
 
 /* ---- life -------------------------------------------------------------------------------- */
@@ -25,6 +26,23 @@ static void set_token(struct chat_format *c, const char *name, uint32_t id)
     struct tokenizer_piece piece = {.at = "", .bytes = 0};
     if (id != TOKENIZER_NONE) piece = tokenizer_piece(c->tokenizer, id);
     (void)json_object_set_new(c->trusted, name, json_stringn(piece.at, piece.bytes));
+}
+
+/* Whether a tool's name comes out of the template tells whether it knows tools. */
+static bool template_knows_tools(const struct chat_format *c)
+{
+    static const char name[] = "cistern_probe";
+    struct rendered text;
+    CLEANUP(json_decrefp)
+    json_t *values = json_pack("{s:[{s:s,s:s}],s:[{s:s,s:{s:s,s:s,s:{s:s,s:{}}}}],s:b}", "messages",
+                               "role", "user", "content", "a", "tools", "type", "function",
+                               "function", "name", name, "description", "b", "parameters", "type",
+                               "object", "properties", "add_generation_prompt", 1);
+    struct template_input in = {.values = values, .trusted = c->trusted, .now_s = time(NULL)};
+    if (chat_template_render(c->template, &in, NULL, &text) < 0) return false;
+    bool knows = strstr(text.text, name);
+    rendered_fini(&text);
+    return knows;
 }
 
 int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, struct why *why,
@@ -41,9 +59,12 @@ int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, str
     set_token(c, "eos_token", tokenizer_eos(tokenizer));
     r = chat_template_new(source.at, source.bytes, why, &c->template);
     if (r < 0) return r;
+    c->knows_tools = template_knows_tools(c);
     *ret = TAKE(c);
     return 0;
 }
+
+bool chat_knows_tools(const struct chat_format *c) { return c->knows_tools; }
 
 void chat_format_free(struct chat_format *c)
 {
@@ -158,8 +179,24 @@ static int message_from(const json_t *message, size_t i, struct fault *fault, js
     json_t *m = json_copy((json_t *)(uintptr_t)message); /* jansson's copy takes no const */
     (void)json_object_set_new(m, "role", json_string(role));
     (void)json_object_set_new(m, "content", content);
-    *ret = m;
-    return 0;
+    const json_t *calls = json_object_get(message, "tool_calls");
+    json_t *checked = NULL;
+    if (calls && !json_is_null(calls)) r = tool_calls_from(calls, i, fault, &checked);
+    if (checked) (void)json_object_set_new(m, "tool_calls", checked);
+    if (r < 0) json_decref(m);
+    if (r == 0) *ret = m;
+    return r;
+}
+
+/* Clients of other servers end a list with an empty answer, to be filled in. */
+static bool is_empty_end(const json_t *messages, size_t i)
+{
+    const json_t *m = json_array_get(messages, i);
+    const char *role = json_string_value(json_object_get(m, "role"));
+    const json_t *content = json_object_get(m, "content");
+    return i > 0 && i + 1 == json_array_size(messages) && role && strcmp(role, "assistant") == 0 &&
+           json_is_string(content) && json_string_length(content) == 0 &&
+           json_array_size(json_object_get(m, "tool_calls")) == 0;
 }
 
 static int messages_from(const json_t *messages, struct fault *fault, json_t **ret)
@@ -167,6 +204,7 @@ static int messages_from(const json_t *messages, struct fault *fault, json_t **r
     CLEANUP(json_decrefp) json_t *list = json_array();
     for (size_t i = 0; i < json_array_size(messages); i++) {
         json_t *m = NULL;
+        if (is_empty_end(messages, i)) break;
         int r = message_from(json_array_get(messages, i), i, fault, &m);
         if (r < 0) return r;
         (void)json_array_append_new(list, m);
@@ -177,12 +215,24 @@ static int messages_from(const json_t *messages, struct fault *fault, json_t **r
 
 /* ---- the prompt -------------------------------------------------------------------------- */
 
-static int render(const struct chat_format *c, json_t *messages, struct fault *fault,
-                  struct rendered *ret)
+/* Names that the server itself sets win over a client's. */
+static json_t *values_of(const struct chat_format *c, const struct chat_input *in, json_t *messages)
+{
+    json_t *values = json_object();
+    if (in->kwargs) (void)json_object_update(values, (json_t *)(uintptr_t)in->kwargs);
+    (void)json_object_set(values, "messages", messages);
+    (void)json_object_set_new(values, "add_generation_prompt", json_true());
+    (void)json_object_del(values, "tools");
+    if (json_array_size(in->tools) > 0 && c->knows_tools)
+        (void)json_object_set(values, "tools", (json_t *)(uintptr_t)in->tools);
+    return values;
+}
+
+static int render(const struct chat_format *c, const struct chat_input *input, json_t *messages,
+                  struct fault *fault, struct rendered *ret)
 {
     struct why why = {.text = ""};
-    CLEANUP(json_decrefp)
-    json_t *values = json_pack("{s:O,s:b}", "messages", messages, "add_generation_prompt", 1);
+    CLEANUP(json_decrefp) json_t *values = values_of(c, input, messages);
     struct template_input in = {.values = values, .trusted = c->trusted, .now_s = time(NULL)};
     int r = chat_template_render(c->template, &in, &why, ret);
     if (r == 0) return 0;
@@ -203,40 +253,79 @@ static int too_long(struct fault *fault, uint64_t n_prompt, uint32_t n_ctx)
     return r;
 }
 
-static int tokenise(const struct chat_format *c, const struct rendered *text, uint32_t n_ctx,
-                    struct fault *fault, struct tokenizer_ids *ret)
+static int tokenise(const struct tokenizer *t, const struct tokenizer_span *spans, size_t n,
+                    uint32_t n_ctx, struct fault *fault, struct tokenizer_ids *ret)
 {
-    CLEANUP(freep)
-    struct tokenizer_span *spans = xcalloc(text->n_spans, sizeof(struct tokenizer_span));
-    for (size_t i = 0; i < text->n_spans; i++) {
-        const struct template_span *s = &text->spans[i];
-        spans[i] = (struct tokenizer_span){
-            .at = text->text + s->off, .bytes = s->bytes, .parse_special = !s->from_value};
-    }
     struct tokenizer_ids ids = {0};
-    int r =
-        tokenizer_encode(c->tokenizer, spans, text->n_spans, TOKENIZER_ADD_BOS, n_ctx - 1, &ids);
-    if (r == -E2BIG) return too_long(fault, ids.n ? ids.n : text->bytes, n_ctx);
+    size_t bytes = 0;
+    for (size_t i = 0; i < n; i++)
+        bytes += spans[i].bytes;
+    int r = tokenizer_encode(t, spans, n, TOKENIZER_ADD_BOS, n_ctx - 1, &ids);
+    if (r == -E2BIG) return too_long(fault, ids.n ? ids.n : bytes, n_ctx);
     if (r < 0)
         return fault_set(fault, FAULT_INTERNAL, NULL, "The prompt could not be tokenised: %s.",
                          strerror(-r));
     if (ids.n == 0) {
         free(ids.ids);
-        return fault_set(fault, FAULT_REQUEST, "messages", "The prompt is empty.");
+        return fault_set(fault, FAULT_REQUEST, NULL, "The prompt is empty.");
     }
     *ret = ids;
     return 0;
 }
 
-int chat_prompt(const struct chat_format *c, const json_t *messages, uint32_t n_ctx,
-                struct fault *fault, struct tokenizer_ids *ret)
+int raw_prompt(const struct tokenizer *t, const char *text, size_t bytes, uint32_t n_ctx,
+               struct fault *fault, struct tokenizer_ids *ret)
+{
+    struct tokenizer_span span = {.at = text, .bytes = bytes, .parse_special = true};
+    return tokenise(t, &span, 1, n_ctx, fault, ret);
+}
+
+static int tokenise_chat(const struct chat_format *c, const struct chat_input *in,
+                         const struct rendered *text, struct fault *fault,
+                         struct tokenizer_ids *ret)
+{
+    CLEANUP(freep)
+    struct tokenizer_span *spans = xcalloc(text->n_spans + 1, sizeof(struct tokenizer_span));
+    size_t n = text->n_spans;
+    for (size_t i = 0; i < n; i++) {
+        const struct template_span *s = &text->spans[i];
+        spans[i] = (struct tokenizer_span){
+            .at = text->text + s->off, .bytes = s->bytes, .parse_special = !s->from_value};
+    }
+    if (in->prefill)
+        spans[n++] = (struct tokenizer_span){.at = json_string_value(in->prefill),
+                                             .bytes = json_string_length(in->prefill)};
+    return tokenise(c->tokenizer, spans, n, in->n_ctx, fault, ret);
+}
+
+static int render_input(const struct chat_format *c, const struct chat_input *in,
+                        struct fault *fault, struct rendered *ret)
 {
     CLEANUP(json_decrefp) json_t *list = NULL;
+    int r = in->tools ? tools_check(in->tools, fault) : 0;
+    if (r == 0) r = messages_from(in->messages, fault, &list);
+    if (r == 0 && !c->knows_tools) tools_write_out(list, in->tools);
+    return r < 0 ? r : render(c, in, list, fault, ret);
+}
+
+int chat_prompt(const struct chat_format *c, const struct chat_input *in, struct fault *fault,
+                struct tokenizer_ids *ret)
+{
     struct rendered text;
-    int r = messages_from(messages, fault, &list);
-    if (r == 0) r = render(c, list, fault, &text);
+    int r = render_input(c, in, fault, &text);
     if (r < 0) return r;
-    r = tokenise(c, &text, n_ctx, fault, ret);
+    r = tokenise_chat(c, in, &text, fault, ret);
     rendered_fini(&text);
     return r;
+}
+
+int chat_text(const struct chat_format *c, const struct chat_input *in, struct fault *fault,
+              struct bytebuf *ret)
+{
+    struct rendered text;
+    int r = render_input(c, in, fault, &text);
+    if (r < 0) return r;
+    bytebuf_add(ret, text.text, text.bytes);
+    rendered_fini(&text);
+    return 0;
 }

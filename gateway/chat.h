@@ -7,9 +7,11 @@
  * from what somebody wrote. Immutable after chat_format_new; knows nothing of HTTP.
  */
 #include <jansson.h>
+#include <stdbool.h>
 
 #include "common/gguf.h"
 #include "gateway/api/errors.h"
+#include "gateway/bytebuf.h"
 #include "gateway/tokenizer/tokenizer.h"
 
 struct chat_format;
@@ -20,9 +22,24 @@ int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, str
 void chat_format_free(struct chat_format *c);
 static inline void chat_format_freep(struct chat_format **c) { chat_format_free(*c); }
 
-/* messages: an array. n_ctx: tokens of the longest conversation; the prompt must leave room for one
- * more. -EINVAL with *fault when it is refused. The caller frees ret->ids. */
-int chat_prompt(const struct chat_format *c, const json_t *messages, uint32_t n_ctx,
-                struct fault *fault, struct tokenizer_ids *ret);
+struct chat_input {
+    const json_t *messages; /* an array */
+    const json_t *tools;    /* an array, or NULL */
+    const json_t *kwargs;   /* an object: more values for the template; or NULL */
+    const json_t *prefill;  /* a string that the answer begins with; or NULL */
+    uint32_t
+        n_ctx; /* tokens of the longest conversation; the prompt must leave room for one more */
+};
+
+/* -EINVAL with *fault when it is refused. The caller frees ret->ids. */
+int chat_prompt(const struct chat_format *c, const struct chat_input *in, struct fault *fault,
+                struct tokenizer_ids *ret);
+/* The same before it is tokenised. */
+int chat_text(const struct chat_format *c, const struct chat_input *in, struct fault *fault,
+              struct bytebuf *ret);
+/* A text that is a prompt as it stands: control tokens written out in it are control tokens. */
+int raw_prompt(const struct tokenizer *t, const char *text, size_t bytes, uint32_t n_ctx,
+               struct fault *fault, struct tokenizer_ids *ret);
+bool chat_knows_tools(const struct chat_format *c); /* or they are written out for it */
 
 #endif

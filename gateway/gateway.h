@@ -9,6 +9,7 @@
 #include "common/config.h"
 #include "gateway/chat.h"
 #include "gateway/http.h"
+#include "gateway/keys.h"
 #include "gateway/metrics.h"
 #include "gateway/pipelines.h"
 #include "gateway/request.h"
@@ -28,6 +29,7 @@ struct gateway {
     struct pipelines *pipelines;
     struct requests *requests;
     struct http *http;
+    struct keys *keys;
     struct metrics metrics;
     time_t started; /* "created" of the model */
     bool stopping, ready_told;

@@ -77,8 +77,13 @@ struct exchange {
     uint64_t since_us, written_us;
     struct loop_source *watch;
     void (*gone)(void *arg);
-    void *gone_arg;
+    void (*silent)(void *arg);
+    void *wait_arg; /* of both */
     unsigned status, route;
+    struct {
+        const char *name, *value;
+    } header[EXCHANGE_HEADERS_MAX]; /* beside our own */
+    unsigned n_headers;
     struct MHD_Response *response;
 };
 
@@ -102,7 +107,7 @@ static void tell_gone(struct exchange *x)
 {
     void (*gone)(void *) = x->gone;
     x->gone = NULL;
-    if (gone && x->state < EXCHANGE_DONE) gone(x->gone_arg);
+    if (gone && x->state < EXCHANGE_DONE) gone(x->wait_arg);
 }
 
 static void on_peer(void *arg, uint32_t events)
@@ -260,6 +265,15 @@ static void add_header(struct exchange *x, const char *name, const char *value)
     (void)MHD_add_response_header(x->response, name, value);
 }
 
+/* Each API has its own name for the id of a request. */
+static void add_headers(struct exchange *x)
+{
+    add_header(x, "X-Request-Id", x->request_id);
+    add_header(x, "request-id", x->request_id);
+    for (unsigned i = 0; i < x->n_headers; i++)
+        add_header(x, x->header[i].name, x->header[i].value);
+}
+
 void exchange_answer(struct exchange *x, const struct answer *a)
 {
     if (x->state >= EXCHANGE_DONE) {
@@ -270,7 +284,8 @@ void exchange_answer(struct exchange *x, const struct answer *a)
     x->response = MHD_create_response_from_buffer(a->bytes, a->body, MHD_RESPMEM_MUST_FREE);
     if (!x->response) abort();
     x->status = a->status;
-    add_header(x, "X-Request-Id", x->request_id);
+    add_headers(x);
+    if (a->challenge) add_header(x, "WWW-Authenticate", "Bearer");
     if (a->type) add_header(x, "Content-Type", a->type);
     if (a->allow) add_header(x, "Allow", a->allow);
     if (a->retry_after_s) {
@@ -285,7 +300,7 @@ void exchange_answer(struct exchange *x, const struct answer *a)
 void exchange_wait(struct exchange *x, void (*gone)(void *), void *arg)
 {
     x->gone = gone;
-    x->gone_arg = arg;
+    x->wait_arg = arg;
 }
 
 static ssize_t on_reader(void *arg, uint64_t off, char *to, size_t room)
@@ -306,14 +321,15 @@ static ssize_t on_reader(void *arg, uint64_t off, char *to, size_t room)
     return 0;
 }
 
-void exchange_stream(struct exchange *x)
+void exchange_stream(struct exchange *x, void (*silent)(void *))
 {
     if (x->state != EXCHANGE_SERVED) return;
+    x->silent = silent;
     x->response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, on_reader, x, NULL);
     if (!x->response) abort();
     x->status = MHD_HTTP_OK;
-    add_header(x, "X-Request-Id", x->request_id);
+    add_headers(x);
     add_header(x, "Content-Type", "text/event-stream; charset=utf-8");
     add_header(x, "Cache-Control", "no-cache");
     add_header(x, "X-Accel-Buffering", "no");
@@ -348,6 +364,7 @@ void exchange_drop(struct exchange *x)
 
 const char *exchange_method(const struct exchange *x) { return x->method; }
 const char *exchange_path(const struct exchange *x) { return x->path; }
+const char *exchange_request_id(const struct exchange *x) { return x->request_id; }
 uint64_t exchange_since_us(const struct exchange *x) { return x->since_us; }
 unsigned exchange_status(const struct exchange *x) { return x->status; }
 void exchange_set_route(struct exchange *x, unsigned route) { x->route = route; }
@@ -356,6 +373,13 @@ unsigned exchange_route(const struct exchange *x) { return x->route; }
 const char *exchange_header(const struct exchange *x, const char *name)
 {
     return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
+}
+
+void exchange_add_header(struct exchange *x, const char *name, const char *value)
+{
+    assert(x->n_headers < EXCHANGE_HEADERS_MAX);
+    x->header[x->n_headers].name = name;
+    x->header[x->n_headers++].value = value;
 }
 
 const char *exchange_body(const struct exchange *x, size_t *ret_bytes)
@@ -402,6 +426,14 @@ static void on_connection(void *arg, struct MHD_Connection *mhd, void **context,
         connection_closed(arg, TAKE(*(struct connection **)context));
 }
 
+static void keep_alive(struct exchange *x)
+{
+    if (x->silent)
+        x->silent(x->wait_arg);
+    else
+        (void)exchange_write(x, ": wait\n\n", 8);
+}
+
 /* The library's own time-out is for idleness: one byte now and then passes it for ever. */
 static void on_tick(void *arg)
 {
@@ -410,8 +442,7 @@ static void on_tick(void *arg)
     for (struct connection *c = h->connections; c; c = c->next) {
         struct exchange *x = c->exchange;
         if (c->deadline_us && now >= c->deadline_us) (void)shutdown(c->fd, SHUT_RDWR);
-        if (x && x->state == EXCHANGE_STREAMED && now - x->written_us >= COMMENT_US)
-            (void)exchange_write(x, ": wait\n\n", 8);
+        if (x && x->state == EXCHANGE_STREAMED && now - x->written_us >= COMMENT_US) keep_alive(x);
     }
     h->dirty = true; /* lets the library look at its own time-outs */
 }

@@ -46,11 +46,17 @@ const char *exchange_method(const struct exchange *x);
 const char *exchange_path(const struct exchange *x);                     /* without the query */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: none */
 const char *exchange_body(const struct exchange *x, size_t *ret_bytes);
+const char *exchange_request_id(const struct exchange *x);
+/* A header of whatever the answer will be; name and value must live as long as the exchange. At
+ * most EXCHANGE_HEADERS_MAX. */
+void exchange_add_header(struct exchange *x, const char *name, const char *value);
 uint64_t exchange_since_us(const struct exchange *x); /* when the request was in */
 unsigned exchange_status(const struct exchange *x);   /* of its answer; 0: none yet */
 /* A number that the server keeps for whoever serves: which route it took. */
 void exchange_set_route(struct exchange *x, unsigned route);
 unsigned exchange_route(const struct exchange *x);
+
+enum { EXCHANGE_HEADERS_MAX = 6 /* those of CORS and one to spare */ };
 
 struct answer {
     unsigned status;
@@ -59,14 +65,15 @@ struct answer {
     size_t bytes;
     const char *allow;      /* of 405 and OPTIONS */
     unsigned retry_after_s; /* 0: none */
+    bool challenge;         /* of 401: says that a bearer is wanted */
 };
 void exchange_answer(struct exchange *x, const struct answer *a);
 
 /* The answer comes later. gone is called once if the client leaves before it is complete. */
 void exchange_wait(struct exchange *x, void (*gone)(void *arg), void *arg);
-/* 200 and an event stream: the headers go out now; comments keep it alive while nothing is
- * written. */
-void exchange_stream(struct exchange *x);
+/* 200 and an event stream: the headers go out now. While nothing is written for some seconds
+ * silent is called with exchange_wait's arg, to write what keeps it alive; NULL: a comment does. */
+void exchange_stream(struct exchange *x, void (*silent)(void *arg));
 /* -ENOBUFS: the reader takes nothing; call exchange_drop. */
 int exchange_write(struct exchange *x, const void *bytes, size_t n);
 void exchange_end(struct exchange *x);  /* of a stream, after what was written is sent */

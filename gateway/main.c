@@ -258,7 +258,8 @@ static int start(struct daemon *d, struct why *why)
     if (r == 0) r = loop_add_timer(g->loop, on_end_look, d, &d->end);
     if (r == 0) r = start_watchdog(d);
     if (r < 0) return why_set(why, r, "cannot make the event loop: %s", strerror(-r));
-    r = load_model(g, why);
+    r = keys_new(g->config, why, &g->keys);
+    if (r == 0) r = load_model(g, why);
     if (r == 0) r = open_back(g, why);
     if (r == 0) r = open_front(g, why);
     return r;
@@ -268,6 +269,7 @@ static void daemon_fini(struct daemon *d)
 {
     struct gateway *g = &d->g;
     http_free(g->http);
+    keys_free(g->keys);
     requests_free(g->requests);
     pipelines_free(g->pipelines);
     chat_format_free(g->model.chat);

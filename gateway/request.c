@@ -49,6 +49,7 @@ struct request {
 struct requests {
     struct requests_options o;
     struct request *bucket[BUCKETS];
+    struct request *walk_next; /* where each_request goes on */
     struct loop_source *tick;
     uint64_t last_id, last_number;
     uint32_t n;
@@ -68,6 +69,7 @@ static void request_free(struct request *r)
     else
         *bucket_of(r->of, r->id) = r->next;
     if (r->next) r->next->prev = r->prev;
+    if (r->of->walk_next == r) r->of->walk_next = r->next;
     if (r->pipeline) r->pipeline->load--;
     r->of->n--;
     free(r->prompt);
@@ -128,6 +130,7 @@ static int send_generate(struct request *r, struct pipeline *p)
     g.seed = r->ask.seed;
     g.stop_tokens = (uint32_t *)r->ask.stop_tokens;
     g.n_stop_tokens = r->ask.n_stop_tokens;
+    g.salt = r->ask.salt;
     g.arrival = r->arrival;
     g.resume_row = r->resume_row;
     g.resume_generation = r->resume_generation;
@@ -372,15 +375,16 @@ void requests_message(struct requests *rs, struct pipeline *p, const Cistern__En
     }
 }
 
-/* Calls fn for every request; fn may free the one it is called for. */
+/* Calls fn for every request; fn may free any of them. */
 static void each_request(struct requests *rs, void (*fn)(struct request *r, void *arg), void *arg)
 {
     for (size_t i = 0; i < BUCKETS; i++) {
-        for (struct request *r = rs->bucket[i], *next; r; r = next) {
-            next = r->next;
+        for (struct request *r = rs->bucket[i]; r; r = rs->walk_next) {
+            rs->walk_next = r->next;
             fn(r, arg);
         }
     }
+    rs->walk_next = NULL;
 }
 
 static void lose(struct request *r, void *pipeline)

@@ -48,6 +48,7 @@ struct request_ask {
     uint32_t top_k;
     float temperature, top_p, min_p;
     uint64_t seed;
+    uint64_t salt;               /* whose conversations it may go on from; 0: everybody's */
     const uint32_t *stop_tokens; /* must live as long as the request */
     uint32_t n_stop_tokens;
 };

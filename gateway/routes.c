@@ -9,6 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "gateway/api/anthropic.h"
 #include "gateway/api/openai.h"
 #include "gateway/api/reply.h"
 
@@ -22,12 +23,16 @@ static void serve_health(struct gateway *g, struct exchange *x);
 static void serve_metrics(struct gateway *g, struct exchange *x);
 
 static const struct route routes[] = {
-    {"POST", "/v1/chat/completions", openai_chat  },
-    {"GET",  "/v1/models",           openai_models},
-    {"GET",  "/v1/models/",          openai_model },
-    {"GET",  "/health",              serve_health },
-    {"GET",  "/v1/health",           serve_health },
-    {"GET",  "/metrics",             serve_metrics},
+    {"POST", "/v1/chat/completions",      openai_chat           },
+    {"POST", "/v1/messages",              anthropic_messages    },
+    {"POST", "/v1/messages/count_tokens", anthropic_count_tokens},
+    {"POST", "/v1/embeddings",            openai_embeddings     },
+    {"POST", "/embeddings",               openai_embeddings     },
+    {"GET",  "/v1/models",                openai_models         },
+    {"GET",  "/v1/models/",               openai_model          },
+    {"GET",  "/health",                   serve_health          },
+    {"GET",  "/v1/health",                serve_health          },
+    {"GET",  "/metrics",                  serve_metrics         },
 };
 
 enum { ROUTE_OTHER = ARRAY_LEN(routes) /* in the metrics: whatever none of them serves */ };

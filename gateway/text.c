@@ -17,7 +17,8 @@ struct text {
     uint64_t shown_bytes; /* of text, before held */
     uint64_t *token_end;  /* of each token, in bytes of text from the answer's beginning */
     uint32_t n_tokens, tokens_room;
-    uint64_t stop_at; /* where in the text the stop string begins */
+    const char *stopped_by; /* one of stop[] */
+    uint64_t stop_at;       /* where in the text the stop string begins */
 };
 
 int text_new(const char *const *stops, size_t n, struct text **ret)
@@ -101,14 +102,16 @@ static void show(struct text *t, size_t n, struct bytebuf *out)
 }
 
 /* The longest stop string that ends at the first n withheld bytes; 0 when none does. */
-static size_t stop_ending_at(const struct text *t, size_t n)
+static size_t stop_ending_at(struct text *t, size_t n)
 {
     size_t best = 0;
     for (size_t i = 0; i < t->n_stops; i++) {
         size_t bytes = t->stop_bytes[i];
         if (bytes <= n && bytes > best &&
-            memcmp(bytebuf_bytes(&t->held) + n - bytes, t->stop[i], bytes) == 0)
+            memcmp(bytebuf_bytes(&t->held) + n - bytes, t->stop[i], bytes) == 0) {
             best = bytes;
+            t->stopped_by = t->stop[i];
+        }
     }
     return best;
 }
@@ -174,6 +177,8 @@ bool text_end(struct text *t, struct bytebuf *out)
     show(t, bytebuf_size(&t->held), out);
     return false;
 }
+
+const char *text_stop_string(const struct text *t) { return t->stopped_by; }
 
 uint32_t text_tokens_before_stop(const struct text *t)
 {

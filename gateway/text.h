@@ -31,6 +31,8 @@ bool text_push(struct text *t, const char *bytes, size_t n, struct bytebuf *out)
 /* The answer ended for another reason: adds what was withheld. True when a character that is cut by
  * the end completes a stop string. */
 bool text_end(struct text *t, struct bytebuf *out);
+/* The one that was complete; NULL: none was. */
+const char *text_stop_string(const struct text *t);
 /* After a stop string: how many tokens lie wholly before it. Those are worth keeping. */
 uint32_t text_tokens_before_stop(const struct text *t);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See errors.h. OpenAI's shape; no I/O.
+ * See errors.h. The table of refusals and its two shapes, OpenAI's and Anthropic's; no I/O.
  */
 #include "gateway/api/errors.h"
 
@@ -12,23 +12,29 @@ enum {
     RETRY_POOL_S = 10, /* what design section 3 promises for a full pool */
 };
 
+#define BAD "invalid_request_error"
+/* clang-format off */
 static const struct fault_row rows[FAULT_KINDS] = {
-    [FAULT_NONE] = {200, "",                      "",                        0           },
-    [FAULT_REQUEST] = {400, "invalid_request_error", "invalid_request",         0           },
-    [FAULT_FIELD] = {400, "invalid_request_error", "unsupported_value",       0           },
-    [FAULT_CONTEXT] = {400, "invalid_request_error", "context_length_exceeded", 0           },
-    [FAULT_HOST] = {403, "permission_error",      "host_not_allowed",        0           },
-    [FAULT_ROUTE] = {404, "invalid_request_error", "not_found",               0           },
-    [FAULT_MODEL] = {404, "invalid_request_error", "model_not_found",         0           },
-    [FAULT_METHOD] = {405, "invalid_request_error", "method_not_allowed",      0           },
-    [FAULT_TOO_LARGE] = {413, "invalid_request_error", "request_too_large",       0           },
-    [FAULT_QUEUE_FULL] = {503, "server_error",          "queue_full",              RETRY_SOON_S},
-    [FAULT_POOL_FULL] = {503, "server_error",          "kv_pool_full",            RETRY_POOL_S},
-    [FAULT_LOADING] = {503, "server_error",          "loading",                 RETRY_SOON_S},
-    [FAULT_DRAINING] = {503, "server_error",          "draining",                RETRY_SOON_S},
-    [FAULT_STAGE_LOST] = {503, "server_error",          "stage_lost",              RETRY_SOON_S},
-    [FAULT_INTERNAL] = {500, "server_error",          "internal_error",          0           },
+    [FAULT_NONE] = {{200, 200}, {"", ""}, "", 0},
+    [FAULT_REQUEST] = {{400, 400}, {BAD, BAD}, "invalid_request", 0},
+    [FAULT_FIELD] = {{400, 400}, {BAD, BAD}, "unsupported_value", 0},
+    [FAULT_CONTEXT] = {{400, 400}, {BAD, BAD}, "context_length_exceeded", 0},
+    [FAULT_KEY] = {{401, 401}, {BAD, "authentication_error"}, "invalid_api_key", 0},
+    [FAULT_HOST] = {{403, 403}, {"permission_error", "permission_error"}, "host_not_allowed", 0},
+    [FAULT_ROUTE] = {{404, 404}, {BAD, "not_found_error"}, "not_found", 0},
+    [FAULT_MODEL] = {{404, 404}, {BAD, "not_found_error"}, "model_not_found", 0},
+    [FAULT_METHOD] = {{405, 405}, {BAD, BAD}, "method_not_allowed", 0},
+    [FAULT_TOO_LARGE] = {{413, 413}, {BAD, "request_too_large"}, "request_too_large", 0},
+    [FAULT_KEY_BUSY] = {{429, 429}, {"rate_limit_error", "rate_limit_error"}, "rate_limit_exceeded", RETRY_SOON_S},
+    [FAULT_NOT_BUILT] = {{501, 501}, {BAD, BAD}, "not_implemented", 0},
+    [FAULT_QUEUE_FULL] = {{503, 529}, {"server_error", "overloaded_error"}, "queue_full", RETRY_SOON_S},
+    [FAULT_POOL_FULL] = {{503, 503}, {"server_error", "overloaded_error"}, "kv_pool_full", RETRY_POOL_S},
+    [FAULT_LOADING] = {{503, 529}, {"server_error", "overloaded_error"}, "loading", RETRY_SOON_S},
+    [FAULT_DRAINING] = {{503, 529}, {"server_error", "overloaded_error"}, "draining", RETRY_SOON_S},
+    [FAULT_STAGE_LOST] = {{503, 529}, {"server_error", "overloaded_error"}, "stage_lost", RETRY_SOON_S},
+    [FAULT_INTERNAL] = {{500, 500}, {"server_error", "api_error"}, "internal_error", 0},
 };
+/* clang-format on */
 
 const struct fault_row *fault_row(enum fault_kind kind)
 {
@@ -83,7 +89,8 @@ json_t *fault_json(const struct fault *f)
 {
     const struct fault_row *row = fault_row(f->kind);
     json_t *error = json_pack("{s:o,s:s,s:s?,s:s}", "message", sentence_json(f->text), "type",
-                              row->type, "param", f->param[0] ? f->param : NULL, "code", row->code);
+                              row->type[FAULT_OPENAI], "param", f->param[0] ? f->param : NULL,
+                              "code", row->code);
     if (error && f->kind == FAULT_CONTEXT) {
         (void)json_object_set_new(error, "n_prompt_tokens", json_integer(f->n_prompt_tokens));
         (void)json_object_set_new(error, "n_ctx", json_integer(f->n_ctx));
@@ -91,4 +98,16 @@ json_t *fault_json(const struct fault *f)
     if (error && row->retry_after_s)
         (void)json_object_set_new(error, "retry_after", json_integer(row->retry_after_s));
     return json_pack("{s:o}", "error", error);
+}
+
+json_t *fault_json_anthropic(const struct fault *f, const char *request_id)
+{
+    const struct fault_row *row = fault_row(f->kind);
+    json_t *error = json_pack("{s:s,s:o}", "type", row->type[FAULT_ANTHROPIC], "message",
+                              sentence_json(f->text));
+    if (error && row->retry_after_s) {
+        (void)json_object_set_new(error, "code", json_string(row->code));
+        (void)json_object_set_new(error, "retry_after", json_integer(row->retry_after_s));
+    }
+    return json_pack("{s:s,s:o,s:s}", "type", "error", "error", error, "request_id", request_id);
 }

@@ -16,11 +16,14 @@ enum fault_kind {
     FAULT_REQUEST,   /* the body or a field is wrong */
     FAULT_FIELD,     /* a field asks for what this server doesn't do */
     FAULT_CONTEXT,   /* the prompt is longer than the context */
+    FAULT_KEY,       /* no key, or none that is known */
     FAULT_HOST,      /* the Host header names somebody else */
     FAULT_ROUTE,     /* no such path */
     FAULT_MODEL,     /* no such model */
     FAULT_METHOD,    /* the path has no such method */
     FAULT_TOO_LARGE, /* the body is over the limit */
+    FAULT_KEY_BUSY,  /* the key has as many requests under way as it may */
+    FAULT_NOT_BUILT, /* a known path that this server doesn't serve */
     FAULT_QUEUE_FULL,
     FAULT_POOL_FULL,
     FAULT_LOADING,
@@ -37,10 +40,14 @@ struct fault {
     uint32_t n_prompt_tokens, n_ctx; /* of FAULT_CONTEXT */
 };
 
+/* Whose words a client understands. */
+enum fault_style { FAULT_OPENAI, FAULT_ANTHROPIC, FAULT_STYLES };
+
 struct fault_row {
-    unsigned status;
-    const char *type, *code; /* OpenAI's words where it has some */
-    unsigned retry_after_s;  /* 0: waiting doesn't help */
+    unsigned status[FAULT_STYLES];
+    const char *type[FAULT_STYLES];
+    const char *code;       /* OpenAI's where it has one */
+    unsigned retry_after_s; /* 0: waiting doesn't help */
 };
 const struct fault_row *fault_row(enum fault_kind kind);
 enum fault_kind fault_from_code(Cistern__Code code);
@@ -50,5 +57,7 @@ __attribute__((format(printf, 4, 5))) int fault_set(struct fault *f, enum fault_
                                                     const char *param, const char *format, ...);
 /* {"error": {...}}; the caller owns it. */
 json_t *fault_json(const struct fault *f);
+/* {"type": "error", "error": {...}, "request_id": ...}; the caller owns it. */
+json_t *fault_json_anthropic(const struct fault *f, const char *request_id);
 
 #endif

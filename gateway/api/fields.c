@@ -9,51 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum field_type {
-    FIELD_BOOL,
-    FIELD_U32,
-    FIELD_FLOAT,
-    FIELD_SEED,  /* any integer */
-    FIELD_STOPS, /* a string, or an array of strings */
-    FIELD_LIST,  /* an array with at least one member, kept as JSON */
-    FIELD_EMPTY, /* an array that must be empty: what it asks for isn't done here */
-    FIELD_TEXT,  /* a string that must be "text", likewise */
-};
-
-struct field {
-    const char *name; /* "a.b": member b of object a */
-    enum field_type type;
-    double min, max; /* of numbers; equal: the only value that is served */
-    double preset;   /* when absent or null */
-    size_t offset;   /* in struct chat_ask */
-    bool required;
-};
-
-#define AT(member) offsetof(struct chat_ask, member)
-
-/* Of two rows that go to the same place the later one wins. top_k and min_p are not OpenAI's; their
- * names and ranges are those of llama.cpp and vLLM. */
-static const struct field fields[] = {
-    {.name = "messages", .type = FIELD_LIST,  .offset = AT(messages), .required = true},
-    {"stream",  FIELD_BOOL,                     0, 1, 0, AT(stream), false},
-    {"stream_options.include_usage",       FIELD_BOOL,     0, 1, 0, AT(include_usage), false},
-    {"max_tokens",                 FIELD_U32,                          1, FIELD_TOKENS_MAX, 0, AT(max_tokens), false},
-    {"max_completion_tokens",                  FIELD_U32,        1, FIELD_TOKENS_MAX, 0, AT(max_tokens), false},
-    {"temperature",                 FIELD_FLOAT,                               0, 2, 1, AT(temperature), false},
-    {"top_p", FIELD_FLOAT,               0, 1, 1, AT(top_p), false},
-    {"min_p",       FIELD_FLOAT, 0, 1, 0, AT(min_p), false},
-    {"top_k",  FIELD_U32,                    0, 1 << 20, 0, AT(top_k), false},
-    {"n",             FIELD_U32,                                1, 1, 1, AT(n), false},
-    {"logprobs",FIELD_BOOL,   0, 0, 0, AT(logprobs), false},
-    {"top_logprobs",                 FIELD_U32,                      0, 0, 0, AT(top_logprobs), false},
-    {.name = "seed",                  .type = FIELD_SEED                        },
-    {.name = "stop",                 .type = FIELD_STOPS,     .offset = AT(stop)},
-    {.name = "tools",   .type = FIELD_EMPTY                },
-    {.name = "functions",            .type = FIELD_EMPTY                   },
-    {.name = "response_format.type",                 .type = FIELD_TEXT                                  },
-};
-
-static const char *kind_of(const json_t *v)
+const char *json_kind(const json_t *v)
 {
     switch (json_typeof(v)) {
     case JSON_OBJECT:
@@ -74,10 +30,10 @@ static const char *kind_of(const json_t *v)
     }
 }
 
-static int wrong_type(struct fault *fault, const char *name, const char *right, const json_t *v)
+int field_wrong(struct fault *fault, const char *name, const char *right, const json_t *v)
 {
     return fault_set(fault, FAULT_REQUEST, name, "'%s' must be %s, not %s.", name, right,
-                     kind_of(v));
+                     json_kind(v));
 }
 
 static int out_of_range(const struct field *f, struct fault *fault)
@@ -91,7 +47,7 @@ static int out_of_range(const struct field *f, struct fault *fault)
 
 static int parse_bool(const struct field *f, const json_t *v, struct fault *fault, bool *ret)
 {
-    if (!json_is_boolean(v)) return wrong_type(fault, f->name, "a boolean", v);
+    if (!json_is_boolean(v)) return field_wrong(fault, f->name, "a boolean", v);
     if (json_is_true(v) && f->max < 1)
         return fault_set(fault, FAULT_FIELD, f->name, "'%s' must be false on this server.",
                          f->name);
@@ -101,7 +57,7 @@ static int parse_bool(const struct field *f, const json_t *v, struct fault *faul
 
 static int parse_u32(const struct field *f, const json_t *v, struct fault *fault, uint32_t *ret)
 {
-    if (!json_is_integer(v)) return wrong_type(fault, f->name, "an integer", v);
+    if (!json_is_integer(v)) return field_wrong(fault, f->name, "an integer", v);
     json_int_t n = json_integer_value(v);
     if ((double)n < f->min || (double)n > f->max) return out_of_range(f, fault);
     *ret = (uint32_t)n;
@@ -110,17 +66,16 @@ static int parse_u32(const struct field *f, const json_t *v, struct fault *fault
 
 static int parse_float(const struct field *f, const json_t *v, struct fault *fault, float *ret)
 {
-    if (!json_is_number(v)) return wrong_type(fault, f->name, "a number", v);
+    if (!json_is_number(v)) return field_wrong(fault, f->name, "a number", v);
     double x = json_number_value(v);
     if (!(x >= f->min && x <= f->max)) return out_of_range(f, fault);
     *ret = (float)x;
     return 0;
 }
 
-static int parse_seed(const struct field *f, const json_t *v, struct fault *fault,
-                      struct chat_ask *ask)
+static int parse_seed(const struct field *f, const json_t *v, struct fault *fault, struct ask *ask)
 {
-    if (!json_is_integer(v)) return wrong_type(fault, f->name, "an integer", v);
+    if (!json_is_integer(v)) return field_wrong(fault, f->name, "an integer", v);
     ask->seeded = true;
     ask->seed = (uint64_t)json_integer_value(v);
     return 0;
@@ -129,7 +84,7 @@ static int parse_seed(const struct field *f, const json_t *v, struct fault *faul
 static int parse_stop(const char *name, const json_t *v, struct fault *fault,
                       struct field_stops *stops)
 {
-    if (!json_is_string(v)) return wrong_type(fault, name, "a string or an array of strings", v);
+    if (!json_is_string(v)) return field_wrong(fault, name, "a string or an array of strings", v);
     if (json_string_length(v) == 0)
         return fault_set(fault, FAULT_REQUEST, name, "'%s' must not be an empty string.", name);
     if (json_string_length(v) > TEXT_STOP_BYTES_MAX)
@@ -158,28 +113,55 @@ static int parse_stops(const struct field *f, const json_t *v, struct fault *fau
 static int parse_list(const struct field *f, const json_t *v, struct fault *fault,
                       const json_t **ret)
 {
-    if (!json_is_array(v)) return wrong_type(fault, f->name, "an array", v);
+    if (!json_is_array(v)) return field_wrong(fault, f->name, "an array", v);
     if (json_array_size(v) == 0)
         return fault_set(fault, FAULT_REQUEST, f->name, "'%s' must not be empty.", f->name);
     *ret = v;
     return 0;
 }
 
+static int parse_json(const struct field *f, const json_t *v, struct fault *fault,
+                      const json_t **ret)
+{
+    if (f->type == FIELD_STRING && !json_is_string(v))
+        return field_wrong(fault, f->name, "a string", v);
+    if (f->type == FIELD_OBJECT && !json_is_object(v))
+        return field_wrong(fault, f->name, "an object", v);
+    if (f->type == FIELD_ARRAY && !json_is_array(v))
+        return field_wrong(fault, f->name, "an array", v);
+    *ret = v;
+    return 0;
+}
+
+/* OpenAI's word or object, Anthropic's object. To make a model call a tool its words must be
+ * constrained, which is not done: better a refusal than an answer without the call. */
+static int parse_choice(const struct field *f, const json_t *v, struct fault *fault, bool *ret)
+{
+    const json_t *word = json_is_object(v) ? json_object_get(v, "type") : v;
+    if (!json_is_string(word)) return field_wrong(fault, f->name, "a string or an object", v);
+    *ret = strcmp(json_string_value(word), "none") == 0;
+    if (*ret || strcmp(json_string_value(word), "auto") == 0) return 0;
+    return fault_set(fault, FAULT_FIELD, f->name,
+                     "'%s' must be auto or none on this server: a call can't be enforced.",
+                     f->name);
+}
+
 static int parse_nothing(const struct field *f, const json_t *v, struct fault *fault)
 {
-    if (f->type == FIELD_EMPTY) {
-        if (!json_is_array(v)) return wrong_type(fault, f->name, "an array", v);
-        if (json_array_size(v) == 0) return 0;
+    if (f->type == FIELD_NONE) {
+        if (json_is_array(v) && json_array_size(v) == 0) return 0;
+        if (json_is_object(v) && json_object_size(v) == 0) return 0;
+        if (json_is_string(v) && json_string_length(v) == 0) return 0;
+    }
+    if (f->type != FIELD_TEXT)
         return fault_set(fault, FAULT_FIELD, f->name, "'%s' is not supported by this server.",
                          f->name);
-    }
-    if (!json_is_string(v)) return wrong_type(fault, f->name, "a string", v);
+    if (!json_is_string(v)) return field_wrong(fault, f->name, "a string", v);
     if (strcmp(json_string_value(v), "text") == 0) return 0;
     return fault_set(fault, FAULT_FIELD, f->name, "'%s' must be \"text\" on this server.", f->name);
 }
 
-static int parse_field(const struct field *f, const json_t *v, struct fault *fault,
-                       struct chat_ask *ask)
+static int parse_field(const struct field *f, const json_t *v, struct fault *fault, struct ask *ask)
 {
     void *to = (char *)ask + f->offset;
     switch (f->type) {
@@ -195,14 +177,22 @@ static int parse_field(const struct field *f, const json_t *v, struct fault *fau
         return parse_stops(f, v, fault, to);
     case FIELD_LIST:
         return parse_list(f, v, fault, to);
-    case FIELD_EMPTY:
+    case FIELD_STRING:
+    case FIELD_ARRAY:
+    case FIELD_OBJECT:
+    case FIELD_ANY:
+        return parse_json(f, v, fault, to);
+    case FIELD_CHOICE:
+        return parse_choice(f, v, fault, to);
+    case FIELD_NONE:
     case FIELD_TEXT:
+    case FIELD_ABSENT:
         return parse_nothing(f, v, fault);
     }
     return 0;
 }
 
-static void preset_field(const struct field *f, struct chat_ask *ask)
+static void preset_field(const struct field *f, struct ask *ask)
 {
     void *to = (char *)ask + f->offset;
     if (f->type == FIELD_U32) *(uint32_t *)to = (uint32_t)f->preset;
@@ -214,27 +204,28 @@ static void preset_field(const struct field *f, struct chat_ask *ask)
 static int find_field(const struct field *f, const json_t *body, struct fault *fault,
                       const json_t **ret)
 {
-    char outer[64];
-    const char *dot = strchr(f->name, '.');
     const json_t *v = body;
-    if (dot) {
-        (void)snprintf(outer, sizeof(outer), "%.*s", (int)(dot - f->name), f->name);
-        v = json_object_get(body, outer);
-        if (v && !json_is_null(v) && !json_is_object(v))
-            return wrong_type(fault, outer, "an object", v);
+    for (const char *at = f->name; *at;) {
+        size_t n = strcspn(at, ".");
+        char outer[64];
+        (void)snprintf(outer, sizeof(outer), "%.*s", (int)(at - f->name) - 1, f->name);
+        if (v && at != f->name && !json_is_null(v) && !json_is_object(v))
+            return field_wrong(fault, outer, "an object", v);
+        v = json_object_getn(v, at, n);
+        at += n + (at[n] == '.');
     }
-    v = json_object_get(v, dot ? dot + 1 : f->name);
     *ret = v && !json_is_null(v) ? v : NULL;
     return 0;
 }
 
-static int parse_fields(const json_t *body, struct fault *fault, struct chat_ask *ask)
+static int parse_fields(enum api_id api, const json_t *body, struct fault *fault, struct ask *ask)
 {
-    for (size_t i = 0; i < ARRAY_LEN(fields); i++)
-        preset_field(&fields[i], ask);
-    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
-        const struct field *f = &fields[i];
+    for (size_t i = 0; i < field_table_n; i++)
+        if (field_table[i].apis & api) preset_field(&field_table[i], ask);
+    for (size_t i = 0; i < field_table_n; i++) {
+        const struct field *f = &field_table[i];
         const json_t *v = NULL;
+        if (!(f->apis & api)) continue;
         int r = find_field(f, body, fault, &v);
         if (r < 0) return r;
         if (v) r = parse_field(f, v, fault, ask);
@@ -245,10 +236,10 @@ static int parse_fields(const json_t *body, struct fault *fault, struct chat_ask
     return 0;
 }
 
-int chat_ask_parse(const char *body, size_t bytes, struct fault *fault, struct chat_ask *ret)
+int ask_parse(enum api_id api, const char *body, size_t bytes, struct fault *fault, struct ask *ret)
 {
     json_error_t e;
-    struct chat_ask ask = {.body = json_loadb(bytes ? body : "", bytes, 0, &e)};
+    struct ask ask = {.body = json_loadb(bytes ? body : "", bytes, 0, &e)};
     if (!ask.body)
         return fault_set(fault, FAULT_REQUEST, NULL,
                          "The body is not valid JSON at byte %d (line %d, column %d): %s.",
@@ -256,17 +247,17 @@ int chat_ask_parse(const char *body, size_t bytes, struct fault *fault, struct c
     int r = 0;
     if (!json_is_object(ask.body))
         r = fault_set(fault, FAULT_REQUEST, NULL, "The body must be an object, not %s.",
-                      kind_of(ask.body));
-    if (r == 0) r = parse_fields(ask.body, fault, &ask);
+                      json_kind(ask.body));
+    if (r == 0) r = parse_fields(api, ask.body, fault, &ask);
     if (r < 0) {
-        chat_ask_fini(&ask);
+        ask_fini(&ask);
         return r;
     }
     *ret = ask;
     return 0;
 }
 
-void chat_ask_fini(struct chat_ask *a)
+void ask_fini(struct ask *a)
 {
     json_decref(a->body);
     a->body = NULL;

@@ -2,39 +2,57 @@
 #ifndef GATEWAY_API_FIELDS_H
 #define GATEWAY_API_FIELDS_H
 /*
- * The fields of a chat completions request: one table from which parsing, range checks, defaults
- * and error texts come. A new field is a row in fields.c, a member here and its consumer. Fields
- * that the table doesn't know are ignored.
+ * From a body to a checked request, for every API, by the one table in field_table.c: types,
+ * ranges, presets and error texts come from it. Fields that the table doesn't know are ignored.
  */
 #include <stdbool.h>
 
 #include "gateway/api/errors.h"
+#include "gateway/api/field_table.h"
 #include "gateway/text.h"
 
-enum { FIELD_TOKENS_MAX = 1 << 24 /* max_tokens; more than any context */ };
+enum {
+    FIELD_TOKENS_MAX = 1 << 24, /* max_tokens; more than any context */
+    GENERATION_CHOICES_MAX = 8, /* n */
+};
 
 struct field_stops {
     uint32_t n;
     const char *at[TEXT_STOPS_MAX];
 };
 
-/* A checked request. Strings and messages live in body. */
-struct chat_ask {
-    json_t *body;           /* owned */
-    const json_t *messages; /* a non-empty array; its members are not checked yet */
-    uint32_t max_tokens;    /* 0: not said */
-    uint32_t top_k;         /* 0: all */
-    uint32_t n;
-    uint32_t top_logprobs;
+/* A checked request. Strings and JSON live in body. NULL: not said. */
+struct ask {
+    json_t *body;                  /* owned */
+    const json_t *messages;        /* a non-empty array; its members are not checked yet */
+    const json_t *model, *content; /* strings */
+    const json_t *system, *prompt; /* not checked yet */
+    const json_t *tools, *tokens;  /* arrays, likewise */
+    const json_t *kwargs, *thinking, *metadata; /* objects */
+    uint32_t max_tokens;                        /* 0: not said */
+    uint32_t top_k;                             /* 0: all */
+    uint32_t n, best_of;
     float temperature, top_p, min_p;
-    bool stream, include_usage, logprobs;
+    bool stream, include_usage, echo, ignore_eos;
+    bool no_tools; /* they are not to be shown to the model */
+    bool add_special, parse_special, with_pieces;
     bool seeded;
     uint64_t seed; /* when seeded */
     struct field_stops stop;
+    /* Where what isn't served is parsed to; each has but one value. */
+    bool unserved;
+    uint32_t unserved_count;
+    float unserved_number;
 };
 
 /* -EINVAL with *fault when the body is refused; *ret is then untouched. */
-int chat_ask_parse(const char *body, size_t bytes, struct fault *fault, struct chat_ask *ret);
-void chat_ask_fini(struct chat_ask *a);
+int ask_parse(enum api_id api, const char *body, size_t bytes, struct fault *fault,
+              struct ask *ret);
+void ask_fini(struct ask *a);
+
+/* "an array", for sentences. */
+const char *json_kind(const json_t *v);
+/* A field has the wrong type: fills *fault and returns -EINVAL. */
+int field_wrong(struct fault *fault, const char *name, const char *right, const json_t *v);
 
 #endif

@@ -33,11 +33,27 @@ void reply_text(struct exchange *x, const char *type, struct bytebuf *text)
     exchange_answer(x, &(struct answer){.status = 200, .type = type, .body = body, .bytes = n});
 }
 
+/* Whoever spoke Anthropic's API hears its shape, also from what answers before any route does. */
+static enum fault_style style_of(const struct exchange *x)
+{
+    static const char messages[] = "/v1/messages";
+    bool path = strncmp(exchange_path(x), messages, sizeof(messages) - 1) == 0;
+    return path || exchange_header(x, "anthropic-version") ? FAULT_ANTHROPIC : FAULT_OPENAI;
+}
+
 void reply_fault_allow(struct exchange *x, const struct fault *f, const char *allow)
 {
     const struct fault_row *row = fault_row(f->kind);
-    struct answer a = {.status = row->status, .retry_after_s = row->retry_after_s, .allow = allow};
-    reply(x, a, fault_json(f));
+    enum fault_style style = style_of(x);
+    struct answer a = {
+        .status = row->status[style],
+        .retry_after_s = row->retry_after_s,
+        .allow = allow,
+        .challenge = f->kind == FAULT_KEY,
+    };
+    json_t *body =
+        style == FAULT_ANTHROPIC ? fault_json_anthropic(f, exchange_request_id(x)) : fault_json(f);
+    reply(x, a, body);
 }
 
 void reply_fault(struct exchange *x, const struct fault *f) { reply_fault_allow(x, f, NULL); }

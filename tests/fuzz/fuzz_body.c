@@ -63,7 +63,7 @@ static void load(void)
 
 static void check_fault(const struct fault *f)
 {
-    assert(f->text[0] && fault_row(f->kind)->status >= 400);
+    assert(f->text[0] && fault_row(f->kind)->status[FAULT_OPENAI] >= 400);
     json_t *j = fault_json(f);
     char *text = json_dumps(j, JSON_COMPACT);
     assert(text && strstr(text, "\"message\":\""));
@@ -71,10 +71,10 @@ static void check_fault(const struct fault *f)
     json_decref(j);
 }
 
-static void check_ask(const struct chat_ask *a)
+static void check_ask(const struct ask *a)
 {
     assert(json_array_size(a->messages) > 0);
-    assert(a->max_tokens <= FIELD_TOKENS_MAX && a->n == 1 && !a->logprobs);
+    assert(a->max_tokens <= FIELD_TOKENS_MAX && a->n >= 1 && a->n <= GENERATION_CHOICES_MAX);
     assert(a->temperature >= 0 && a->temperature <= 2 && a->top_p >= 0 && a->top_p <= 1);
     assert(a->min_p >= 0 && a->min_p <= 1);
     struct text *text = NULL;
@@ -83,11 +83,12 @@ static void check_ask(const struct chat_ask *a)
     text_free(text);
 }
 
-static void check_prompt(const struct chat_ask *a)
+static void check_prompt(const struct ask *a)
 {
     struct fault fault;
     struct tokenizer_ids ids = {0};
-    if (chat_prompt(format, a->messages, CONTEXT, &fault, &ids) < 0) {
+    struct chat_input in = {.messages = a->messages, .tools = a->tools, .n_ctx = CONTEXT};
+    if (chat_prompt(format, &in, &fault, &ids) < 0) {
         check_fault(&fault);
         return;
     }
@@ -101,14 +102,14 @@ static void check_prompt(const struct chat_ask *a)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     struct fault fault;
-    struct chat_ask ask;
+    struct ask ask;
     if (!format) load();
-    if (chat_ask_parse((const char *)data, bytes, &fault, &ask) < 0) {
+    if (ask_parse(API_CHAT, (const char *)data, bytes, &fault, &ask) < 0) {
         check_fault(&fault);
         return 0;
     }
     check_ask(&ask);
     check_prompt(&ask);
-    chat_ask_fini(&ask);
+    ask_fini(&ask);
     return 0;
 }

@@ -34,7 +34,7 @@ START_TEST(each_fault_has_its_status_and_code)
 {
     struct fault f;
     ck_assert_int_eq(fault_set(&f, faults[_i].kind, NULL, "A sentence."), -EINVAL);
-    ck_assert_uint_eq(fault_row(f.kind)->status, faults[_i].status);
+    ck_assert_uint_eq(fault_row(f.kind)->status[FAULT_OPENAI], faults[_i].status);
     json_t *j = fault_json(&f);
     const json_t *error = json_object_get(j, "error");
     ck_assert_str_eq(json_string_value(json_object_get(error, "code")), faults[_i].code);

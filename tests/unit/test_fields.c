@@ -44,8 +44,12 @@ static const struct {
     {"{" M ",\"top_p\":1.01}",                                 "top_p",                        "between 0 and 1",                 FAULT_REQUEST},
     {"{" M ",\"min_p\":-1}",                                   "min_p",                        "between 0 and 1",                 FAULT_REQUEST},
     {"{" M ",\"top_k\":-1}",                                   "top_k",                        "between 0 and",                   FAULT_REQUEST},
-    {"{" M ",\"n\":2}",                                        "n",                            "must be 1",                       FAULT_FIELD  },
-    {"{" M ",\"n\":0}",                                        "n",                            "must be 1",                       FAULT_FIELD  },
+    {"{" M ",\"n\":9}",                                        "n",                            "between 1 and 8",                 FAULT_REQUEST},
+    {"{" M ",\"n\":0}",                                        "n",                            "between 1 and 8",                 FAULT_REQUEST},
+    {"{" M ",\"model\":7}",                                    "model",                        "a string",                        FAULT_REQUEST},
+    {"{" M ",\"tool_choice\":\"required\"}",                   "tool_choice",                  "auto or none",                    FAULT_FIELD  },
+    {"{" M ",\"presence_penalty\":0.5}",                       "presence_penalty",             "must be 0",                       FAULT_FIELD  },
+    {"{" M ",\"logit_bias\":{\"1\":2}}",                       "logit_bias",                   "not supported",                   FAULT_FIELD  },
     {"{" M ",\"logprobs\":true}",                              "logprobs",                     "must be false",                   FAULT_FIELD  },
     {"{" M ",\"seed\":1.5}",                                   "seed",                         "an integer",                      FAULT_REQUEST},
     {"{" M ",\"stop\":\"\"}",                                  "stop",                         "empty",                           FAULT_REQUEST},
@@ -54,7 +58,7 @@ static const struct {
     {"{" M ",\"stop\":{}}",                                    "stop",                         "a string or an array",            FAULT_REQUEST},
     {"{" M ",\"stop\":[\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\","
      "\"a\",\"a\",\"a\",\"a\",\"a\"]}",                   "stop",                         "at most 16",                      FAULT_REQUEST},
-    {"{" M ",\"tools\":[{}]}",                                 "tools",                        "not supported",                   FAULT_FIELD  },
+    {"{" M ",\"functions\":[{}]}",                             "functions",                    "not supported",                   FAULT_FIELD  },
     {"{" M ",\"tools\":{}}",                                   "tools",                        "an array",                        FAULT_REQUEST},
     {"{" M ",\"response_format\":{\"type\":\"json_object\"}}", "response_format.type",
      "must be \"text\"",                                                                                                          FAULT_FIELD  },
@@ -63,9 +67,9 @@ static const struct {
 START_TEST(a_wrong_field_is_refused_by_name)
 {
     struct fault fault;
-    struct chat_ask ask = {.max_tokens = 77};
+    struct ask ask = {.max_tokens = 77};
     const char *body = refused[_i].body;
-    ck_assert_int_eq(chat_ask_parse(body, strlen(body), &fault, &ask), -EINVAL);
+    ck_assert_int_eq(ask_parse(API_CHAT, body, strlen(body), &fault, &ask), -EINVAL);
     ck_assert_str_eq(fault.param, refused[_i].param);
     ck_assert_msg(strstr(fault.text, refused[_i].part), "'%s' does not say '%s'", fault.text,
                   refused[_i].part);
@@ -74,58 +78,59 @@ START_TEST(a_wrong_field_is_refused_by_name)
 }
 END_TEST
 
-static struct chat_ask parse(const char *body)
+static struct ask parse(const char *body)
 {
     struct fault fault = {.text = ""};
-    struct chat_ask ask;
-    int r = chat_ask_parse(body, strlen(body), &fault, &ask);
+    struct ask ask;
+    int r = ask_parse(API_CHAT, body, strlen(body), &fault, &ask);
     ck_assert_msg(r == 0, "%s: %s", body, fault.text);
     return ask;
 }
 
 START_TEST(what_is_not_said_has_a_preset)
 {
-    struct chat_ask a = parse("{" M "}");
+    struct ask a = parse("{" M "}");
     ck_assert(!a.stream && !a.include_usage && !a.seeded);
     ck_assert_uint_eq(a.max_tokens, 0);
     ck_assert_uint_eq(a.stop.n, 0);
     ck_assert_uint_eq(a.top_k, 0);
     ck_assert(a.temperature == 1 && a.top_p == 1 && a.min_p == 0);
     ck_assert_uint_eq(json_array_size(a.messages), 1);
-    chat_ask_fini(&a);
+    ask_fini(&a);
 }
 END_TEST
 
 START_TEST(null_and_unknown_fields_are_ignored)
 {
-    struct chat_ask a =
+    struct ask a =
         parse("{" M ",\"temperature\":null,\"stop\":null,\"seed\":null,\"max_tokens\":null,"
               "\"stream_options\":null,\"tools\":null,\"user\":\"u\",\"metadata\":{\"a\":1},"
-              "\"store\":true,\"model\":7,\"response_format\":null,\"tool_choice\":\"auto\"}");
+              "\"store\":true,\"model\":\"m\",\"response_format\":null,\"tool_choice\":\"auto\"}");
     ck_assert(a.temperature == 1 && !a.seeded && a.stop.n == 0 && a.max_tokens == 0);
-    chat_ask_fini(&a);
+    ask_fini(&a);
 }
 END_TEST
 
 START_TEST(every_field_arrives)
 {
-    struct chat_ask a =
+    struct ask a =
         parse("{" M ",\"stream\":true,\"stream_options\":{\"include_usage\":true},"
               "\"max_tokens\":12,\"temperature\":0,\"top_p\":0.25,\"min_p\":0.5,\"top_k\":40,"
-              "\"seed\":-3,\"stop\":[\"a\",\"bc\"],\"n\":1,\"logprobs\":false,\"tools\":[],"
+              "\"seed\":-3,\"stop\":[\"a\",\"bc\"],\"n\":3,\"logprobs\":false,\"tools\":[],"
               "\"response_format\":{\"type\":\"text\"}}");
     ck_assert(a.stream && a.include_usage && a.seeded);
     ck_assert_uint_eq(a.max_tokens, 12);
     ck_assert(a.temperature == 0 && a.top_p == 0.25f && a.min_p == 0.5f);
     ck_assert_uint_eq(a.top_k, 40);
+    ck_assert_uint_eq(a.n, 3);
     ck_assert_uint_eq(a.seed, (uint64_t)-3);
     ck_assert_uint_eq(a.stop.n, 2);
     ck_assert_str_eq(a.stop.at[1], "bc");
-    chat_ask_fini(&a);
+    ask_fini(&a);
     a = parse("{" M ",\"stop\":\"x\",\"max_completion_tokens\":5,\"max_tokens\":9}");
     ck_assert_uint_eq(a.stop.n, 1);
     ck_assert_uint_eq(a.max_tokens, 5); /* the name that OpenAI keeps wins over the old one */
-    chat_ask_fini(&a);
+    ask_fini(&a);
 }
 END_TEST
 
@@ -136,8 +141,8 @@ START_TEST(deep_nesting_is_refused_not_followed)
     memset(body, '[', DEPTH);
     body[DEPTH] = 0;
     struct fault fault;
-    struct chat_ask ask;
-    ck_assert_int_eq(chat_ask_parse(body, DEPTH, &fault, &ask), -EINVAL);
+    struct ask ask;
+    ck_assert_int_eq(ask_parse(API_CHAT, body, DEPTH, &fault, &ask), -EINVAL);
     free(body);
 }
 END_TEST

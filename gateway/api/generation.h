@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef GATEWAY_API_GENERATION_H
+#define GATEWAY_API_GENERATION_H
+/*
+ * An answer that a model writes, from its prompt's tokens to the last byte to its client: an
+ * exchange on one side, one request to the workers a choice on the other. What it looks like on the
+ * wire is an API's own table of functions, so that all APIs have one way of admission, of stop
+ * strings, of counting and of ending.
+ *
+ * Loop thread. A generation frees itself when it is over; the functions of its shape may read it
+ * and send events, no more.
+ */
+#include "gateway/api/fields.h"
+#include "gateway/gateway.h"
+#include "gateway/keys.h"
+
+struct generation;
+
+enum ending {
+    ENDED_NOT,
+    ENDED_BY_MODEL, /* an end-of-generation token */
+    ENDED_BY_STRING,
+    ENDED_BY_LENGTH,
+};
+
+struct choice {
+    struct generation *of;
+    uint32_t index;
+    struct request *request; /* NULL: not yet submitted, or over */
+    struct text *text;
+    struct bytebuf out; /* text not yet handed over */
+    uint32_t n_generated;
+    uint64_t last_token_us;
+    enum ending ending;
+    bool truncated;          /* ENDED_BY_LENGTH since the pool had no room */
+    const char *stop_string; /* of ENDED_BY_STRING */
+    uint32_t stop_token;     /* of ENDED_BY_MODEL */
+};
+
+/* How an API shows it. What returns int returns what generation_send did. */
+struct shape {
+    const char *id_prefix;
+    bool keep_text; /* the last events repeat it */
+    /* The prompt has a lane, and how much of it was cached is known. */
+    int (*begin)(struct generation *g);
+    int (*text)(struct choice *c, json_t *text); /* takes text */
+    int (*choice_end)(struct choice *c);         /* or NULL */
+    int (*end)(struct generation *g);
+    int (*fail)(struct generation *g, const struct fault *f);
+    int (*silent)(struct generation *g); /* keeps a stream alive; NULL: a comment does */
+    json_t *(*whole)(struct generation *g);
+};
+
+struct generation {
+    struct gateway *gateway;
+    struct exchange *exchange;
+    const struct shape *shape;
+    struct key *key; /* whose place it takes; NULL: none is asked for */
+    struct ask ask;  /* the stop strings live in its body */
+    struct tokenizer_ids prompt;
+    char id[64];
+    time_t created;
+    uint32_t n_cached;
+    uint32_t n_events;    /* sent so far */
+    struct bytebuf shown; /* with shape->keep_text: the text so far of a stream */
+    bool streaming;       /* the headers are out */
+    bool begun;
+    struct choice choice[GENERATION_CHOICES_MAX];
+};
+
+/* Whether one more is taken of this client, asked first: who must come back later should know
+ * before anything is read. */
+int generation_admits(const struct gateway *g, const struct exchange *x, struct fault *fault);
+/* Whether the model that was asked for is served here. */
+int generation_model(const struct gateway *g, const struct ask *ask, struct fault *fault);
+/* The exchange is then its own. Takes ask and prompt. */
+void generation_start(struct gateway *g, struct exchange *x, const struct shape *shape,
+                      struct ask *ask, struct tokenizer_ids *prompt);
+
+/* One server-sent event; event NULL: data only. Takes data. Negative: the reader takes no more. */
+int generation_send(struct generation *g, const char *event, json_t *data);
+uint32_t generation_tokens(const struct generation *g); /* of all choices */
+json_t *choice_text(const struct choice *c);            /* of a whole answer */
+void random_id(const char *prefix, char ret[64]);
+
+#endif
