@@ -1,136 +1,178 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * poolctl: asks poold, prints, ends. Exit codes: 0 done, 1 refused or wrong use, 2 poold can't be
- * reached.
+ * poolctl: the command line, the table of commands, and the tie to poold. It asks or looks, prints,
+ * and ends with a code that says what happened.
  */
+#include "poold/poolctl.h"
+
 #include <errno.h>
-#include <jansson.h>
+#include <signal.h>
 #include <string.h>
 
-#include "common/config.h"
 #include "common/log.h"
-#include "common/pool_client.h"
 
-enum { EXIT_DONE = 0, EXIT_REFUSED = 1, EXIT_UNREACHED = 2, REACH_US = 3000000 };
+enum { REACH_US = 3000000 };
 
-struct ctl {
-    struct loop *loop;
-    struct pool_client *client;
-    const struct command *command;
-    bool json;
-    bool all;
-    uint32_t row;
-    uint64_t generation;
-    bool has_row;
+static const struct command commands[] = {
+    {"status",                       "",                                                          "the pool, pipelines, processes and conversations", check_none,
+     .ask = ask_status,                                                                                                                                                                                                                                                                  .text = text_status          },
+    {"top",                          "[--once]",                                                  "the same, live, from shared memory; q ends it",    check_none,
+     .begin = begin_top                                                                                                                                                                                                                                                                },
+    {"lanes",                            "",                           "what runs, by pipeline and lane",                                         check_none,         .look = look_lanes,
+     .text = text_lanes                             },
+    {"conversations",                            "",                            "every conversation of the pool",                                         check_none, .look = look_conversations,
+     .text = text_conversations                                                                                                                                                                                                                                                                },
+    {"chunks",                            "",                    "a map of the pool, a character a chunk",                                         check_none,        .look = look_chunks,
+     .text = text_chunks                     },
+    {"metrics",                            "",                   "what poold and the workers have counted",                                         check_none,       .look = look_metrics,
+     .text = text_metrics                                                                                                                                                                                                                                                                       },
+    {"evict",  "ROW:GENERATION | --cells N",
+     "make one give back all, or idle ones give back until N cells are free",                                                            check_evict,
+     .ask = ask_evict,                                                                                                                                                                                                                                              .text = text_change                    },
+    {"drop",      "ROW:GENERATION | --all",                    "forget one cached conversation, or all",                                         check_drop,
+     .ask = ask_drop,                                                                                                                                                                                                                                               .text = text_change         },
+    {"move", "ROW:GENERATION --pipeline P",            "let a running conversation go on in pipeline P",
+     check_move,                                                                                                                                                 .ask = ask_move,                                                                                   .text = text_change                    },
+    {"drain",                    "PIPELINE", "take nothing new there; what runs moves away, or finishes",
+     check_pipeline,                                                                                                                                            .ask = ask_drain,                                                                                   .text = text_change         },
+    {"undrain",                    "PIPELINE",                                 "take requests there again",                                     check_pipeline,         .ask = ask_undrain,
+     .text = text_change                    },
+    {"save",         "ROW:GENERATION FILE",                     "write a cached conversation to a file",                                         check_save,
+     .begin = begin_save,                                                                                                                                                                                                                                   .message = transfer_message,                                                                                                                                                                                                                                                                         .files = transfer_files,
+     .text = text_transfer},
+    {"restore",                              "FILE",                                                                                 "cache a saved conversation again",                                                                                                check_restore,        .begin = begin_restore,
+     .message = transfer_message,.files = transfer_files, .text = text_transfer},
+    {"doctor",       "",                                             "what would be started with this configuration, and whether it fits",                                                                                               check_none,
+     .alone = doctor,                                                                                                                                                                                                               .text = text_doctor},
 };
 
-struct command {
-    const char *name, *args, *help;
-    int (*ask)(struct ctl *c, Cistern__Envelope *m);
-    void (*print)(struct ctl *c, const Cistern__Envelope *m);
+static const struct {
+    int code;
+    const char *meaning;
+} exit_codes[] = {
+    {EXIT_DONE,      "done"                                                       },
+    {EXIT_REFUSED,   "wrong use, or refused; of doctor: something would not fit"  },
+    {EXIT_UNREACHED, "poold can't be reached"                                     },
+    {EXIT_UNKNOWN,   "no such conversation or pipeline"                           },
+    {EXIT_LATER,     "busy, full or not ready: try again later"                   },
+    {EXIT_DENIED,    "only root and poold's own user may do this"                 },
+    {EXIT_FILE,      "the file can't be read or written"                          },
+    {EXIT_DAMAGED,   "the file is no saved conversation, is truncated or damaged" },
+    {EXIT_FOREIGN,   "the file is of another model, arithmetic, layout or release"},
 };
 
-/* ---- status ---- */
+/* poolctl's own options; what else begins with -- is the configuration's. */
+static const struct option {
+    const char *name, *value, *help;
+} options[] = {
+    {"--json",     NULL,                "print JSON"                                },
+    {"--all",      NULL,                "of drop: all cached conversations"         },
+    {"--once",     NULL,                "of top: print once and end"                },
+    {"--cells",    "N",                 "of evict: cells that are to be free"       },
+    {"--pipeline", "P",                 "of move: where to"                         },
+    {"--config",   "FILE",              "the configuration, as of all programs"     },
+    {"--set",      "SECTION.KEY=VALUE", "one key of it"                             },
+    {"--words",    NULL,                "print the commands and options, for shells"},
+    {"--help",     NULL,                "print this"                                },
+    {"--version",  NULL,                "print the version"                         },
+};
 
-static int ask_status(struct ctl *c, Cistern__Envelope *m)
-{
-    (void)c;
-    static Cistern__StatusAsk ask = CISTERN__STATUS_ASK__INIT;
-    m->body_case = CISTERN__ENVELOPE__BODY_STATUS_ASK;
-    m->status_ask = &ask;
-    return 0;
-}
+/* ---- printing ---- */
 
-static long long number(const json_t *o, const char *key)
+long long json_number(const json_t *o, const char *key)
 {
     return (long long)json_integer_value(json_object_get(o, key));
 }
 
-static const char *text(const json_t *o, const char *key)
+const char *json_text(const json_t *o, const char *key)
 {
     const char *s = json_string_value(json_object_get(o, key));
     return s ? s : "-";
 }
 
-static void print_pool(const json_t *pool)
+void ctl_print(struct ctl *c, json_t *o)
 {
-    const json_t *cells = json_object_get(pool, "cells");
-    printf("pool %s: %lld cells in chunks of %lld, context %lld\n", text(pool, "id"),
-           number(cells, "total"), number(pool, "chunk_cells"), number(pool, "context_tokens"));
-    static const char *const states[] = {"free",    "active", "waiting",
-                                         "closing", "cached", "shared"};
-    for (size_t i = 0; i < ARRAY_LEN(states); i++)
-        printf("  %-8s %10lld cells\n", states[i], number(cells, states[i]));
-}
-
-static void print_status_text(const json_t *all)
-{
-    size_t i;
-    const json_t *pool = json_object_get(all, "pool"), *o;
-    printf("poold %s, pid %lld\n", text(all, "version"), number(all, "pid"));
-    if (pool)
-        print_pool(pool);
-    else
-        printf("no pool yet: no worker has attached\n");
-    json_array_foreach(json_object_get(all, "pipelines"), i, o) printf(
-        "pipeline %lld: %s, life %lld\n", number(o, "pipeline"),
-        json_is_true(json_object_get(o, "ready")) ? "ready" : "not ready", number(o, "life"));
-    json_array_foreach(json_object_get(all, "processes"), i, o)
-    {
-        printf("%-7s pid %lld", text(o, "role"), number(o, "pid"));
-        if (json_object_get(o, "stage"))
-            printf(", pipeline %lld stage %lld, %s", number(o, "pipeline"), number(o, "stage"),
-                   text(o, "phase"));
-        printf("%s\n", json_is_true(json_object_get(o, "dying")) ? ", being killed" : "");
+    if (c->json || !c->command->text) {
+        json_dumpf(o, stdout, JSON_COMPACT);
+        (void)putchar('\n');
+    } else {
+        c->command->text(o);
     }
-    const json_t *list = json_object_get(all, "conversations");
-    if (json_array_size(list)) printf("row  generation state   tokens  chunks lane    idle\n");
-    json_array_foreach(list, i, o)
-        printf("%-4lld %10lld %-7s %6lld %7lld %4lld %6.1fs\n", number(o, "row"),
-               number(o, "generation"), text(o, "state"), number(o, "tokens"), number(o, "chunks"),
-               number(o, "lane"), (double)number(o, "idle_ms") / 1000);
+    json_decref(o);
+    (void)fflush(stdout);
 }
 
-static void print_status(struct ctl *c, const Cistern__Envelope *m)
+void ctl_end(struct ctl *c, int code) { loop_stop(c->loop, code); }
+
+void ctl_fail(struct ctl *c, int code, const char *format, ...)
 {
+    char text[512];
+    va_list ap;
+    va_start(ap, format);
+    (void)vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    fprintf(stderr, "poolctl: %s\n", text);
     if (c->json) {
-        printf("%s\n", m->status->text);
+        json_t *o = json_pack("{si ss}", "exit", code, "error", text);
+        json_dumpf(o, stdout, JSON_COMPACT);
+        (void)putchar('\n');
+        json_decref(o);
+    }
+    if (c->loop) ctl_end(c, code);
+}
+
+int ctl_code_exit(Cistern__Code code)
+{
+    switch (code) {
+    case CISTERN__CODE__UNKNOWN:
+        return EXIT_UNKNOWN;
+    case CISTERN__CODE__BUSY:
+    case CISTERN__CODE__POOL_FULL:
+    case CISTERN__CODE__NOT_READY:
+    case CISTERN__CODE__STALE:
+        return EXIT_LATER;
+    case CISTERN__CODE__DENIED:
+        return EXIT_DENIED;
+    case CISTERN__CODE__NEVER_FITS:
+        return EXIT_FOREIGN;
+    default:
+        return EXIT_REFUSED;
+    }
+}
+
+/* ---- the tie to poold ---- */
+
+int ctl_send(struct ctl *c, Cistern__Envelope *m)
+{
+    m->number = pool_client_number(c->client);
+    int r = pool_client_send(c->client, m);
+    if (r < 0) ctl_fail(c, EXIT_UNREACHED, "poold takes no message: %s", strerror(-r));
+    return r;
+}
+
+/* Both the answer and the files are there: what the command is for can be done. */
+static void go(struct ctl *c)
+{
+    const struct command *k = c->command;
+    if (c->attached || (c->pool_id && (!c->view.h || c->view.h->pool_id != c->pool_id))) return;
+    c->attached = true;
+    if (k->ask) {
+        Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+        k->ask(c, &m);
+        (void)ctl_send(c, &m);
         return;
     }
-    json_t *all = json_loads(m->status->text, 0, NULL);
-    print_status_text(all);
-    json_decref(all);
+    if (!c->view.h) {
+        ctl_fail(c, EXIT_LATER, "there is no pool yet: no worker has attached");
+        return;
+    }
+    if (k->begin) {
+        k->begin(c);
+        return;
+    }
+    ctl_print(c, k->look(c));
+    ctl_end(c, EXIT_DONE);
 }
-
-/* ---- drop ---- */
-
-static int ask_drop(struct ctl *c, Cistern__Envelope *m)
-{
-    static Cistern__Drop drop = CISTERN__DROP__INIT;
-    if (c->all == c->has_row) return -EINVAL;
-    drop.all = c->all;
-    drop.row = c->row;
-    drop.generation = c->generation;
-    m->body_case = CISTERN__ENVELOPE__BODY_DROP;
-    m->drop = &drop;
-    return 0;
-}
-
-static void print_done(struct ctl *c, const Cistern__Envelope *m)
-{
-    if (c->json)
-        printf("{\"dropped\":%u}\n", m->done->n);
-    else
-        printf("%u conversations dropped\n", m->done->n);
-}
-
-static const struct command commands[] = {
-    {"status", "",                       "the pool, pipelines, processes and conversations", ask_status, print_status},
-    {"drop",   "ROW:GENERATION | --all", "forget one cached conversation, or all",           ask_drop,
-     print_done                                                                                                      },
-};
-
-/* ---- asking ---- */
 
 static void on_connected(void *arg)
 {
@@ -138,63 +180,83 @@ static void on_connected(void *arg)
     Cistern__AttachOther attach = CISTERN__ATTACH_OTHER__INIT;
     attach.role = POOL_ROLE_TOOL;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
-    m.number = pool_client_number(c->client);
     m.body_case = CISTERN__ENVELOPE__BODY_ATTACH_OTHER;
     m.attach_other = &attach;
-    (void)pool_client_send(c->client, &m);
+    (void)ctl_send(c, &m);
+}
+
+static void on_answer(struct ctl *c, const Cistern__Envelope *m)
+{
+    json_t *o = m->body_case == CISTERN__ENVELOPE__BODY_STATUS
+                    ? json_loads(m->status->text, 0, NULL)
+                    : json_pack("{sssI}", "command", c->command->name, "n", (json_int_t)m->done->n);
+    if (!o) return ctl_fail(c, EXIT_REFUSED, "poold's answer is no JSON");
+    ctl_print(c, o);
+    ctl_end(c, EXIT_DONE);
 }
 
 static void on_message(void *arg, const Cistern__Envelope *m)
 {
     struct ctl *c = arg;
-    Cistern__Envelope ask = CISTERN__ENVELOPE__INIT;
     switch (m->body_case) {
     case CISTERN__ENVELOPE__BODY_ATTACHED:
-        ask.number = pool_client_number(c->client);
-        (void)c->command->ask(c, &ask);
-        (void)pool_client_send(c->client, &ask);
+        c->pool_id = m->attached->pool_id;
+        if (c->pool_id == 0) pool_view_fini(&c->view);
+        go(c);
         break;
     case CISTERN__ENVELOPE__BODY_REFUSED:
-        fprintf(stderr, "poolctl: refused: %s\n", m->refused->text);
-        loop_stop(c->loop, EXIT_REFUSED);
+        ctl_fail(c, ctl_code_exit(m->refused->code), "refused: %s", m->refused->text);
         break;
     case CISTERN__ENVELOPE__BODY_STATUS:
     case CISTERN__ENVELOPE__BODY_DONE:
-        c->command->print(c, m);
-        loop_stop(c->loop, EXIT_DONE);
+        if (c->command->ask) on_answer(c, m);
+        /* fall through */
+    default: /* and what poold tells everybody */
+        if (c->command->message) c->command->message(c, m);
         break;
-    default:
-        break; /* what poold tells everybody */
     }
 }
 
-static void on_lost(void *arg) { (void)arg; }
+/* Before the answer it is tried again until time is up; a command under way is over. */
+static void on_lost(void *arg)
+{
+    struct ctl *c = arg;
+    if (!c->attached) return;
+    if (c->command->begin == begin_top) {
+        c->attached = false;
+        return;
+    }
+    ctl_fail(c, EXIT_UNREACHED, "poold went away before it was done");
+}
 
 static void on_files(void *arg, const struct lifeline_files *f, int *fds, uint32_t n_fds)
 {
-    (void)arg;
-    (void)f;
+    struct ctl *c = arg;
+    int r = pool_view_take(&c->view, f, fds, n_fds);
+    if (r < 0)
+        ctl_fail(c, EXIT_REFUSED, "poold's files can't be read: %s; are both of one release?",
+                 strerror(-r));
+    if (c->command->files) c->command->files(c, f, fds, n_fds);
     for (uint32_t i = 0; i < n_fds; i++)
         (void)close(fds[i]);
+    if (c->pool_id && !c->attached) go(c);
 }
 
 static void on_refused(void *arg, const char *why)
 {
-    struct ctl *c = arg;
-    fprintf(stderr, "poolctl: refused: %s\n", why);
-    loop_stop(c->loop, EXIT_REFUSED);
+    ctl_fail(arg, EXIT_REFUSED, "refused: %s", why);
 }
 
 static void on_timeout(void *arg)
 {
     struct ctl *c = arg;
-    fprintf(stderr, "poolctl: poold does not answer; does it run, with this run.dir?\n");
-    loop_stop(c->loop, EXIT_UNREACHED);
+    if (c->attached) return;
+    ctl_fail(c, EXIT_UNREACHED, "poold does not answer; does it run, with run.dir = %s?",
+             c->config->run.dir);
 }
 
-static int run(struct ctl *c, const char *run_dir)
+static int run(struct ctl *c)
 {
-    struct why why = {0};
     struct pool_client_events events = {on_connected, on_lost, on_message, on_files, on_refused, c};
     struct loop_source *timeout = NULL;
     CLEANUP(loop_freep) struct loop *loop = NULL;
@@ -203,14 +265,15 @@ static int run(struct ctl *c, const char *run_dir)
     if (r == 0) r = loop_add_timer(loop, on_timeout, c, &timeout);
     if (r == 0) r = loop_set_timer(timeout, REACH_US, 0);
     if (r == 0)
-        r = pool_client_new(loop, run_dir, incarnation_new(), POOL_ROLE_TOOL, &events, &why,
-                            &c->client);
+        r = pool_client_new(loop, c->config->run.dir, incarnation_new(), POOL_ROLE_TOOL, &events,
+                            c->why, &c->client);
     if (r < 0) {
-        fprintf(stderr, "poolctl: %s\n", *why.text ? why.text : strerror(-r));
+        fprintf(stderr, "poolctl: %s\n", *c->why->text ? c->why->text : strerror(-r));
         return EXIT_REFUSED;
     }
     r = loop_run(loop);
     pool_client_free(c->client);
+    pool_view_fini(&c->view);
     return r < 0 ? EXIT_REFUSED : r;
 }
 
@@ -219,60 +282,138 @@ static int run(struct ctl *c, const char *run_dir)
 static void print_help(void)
 {
     printf("poolctl: asks and changes Cistern's pool\n\n"
-           "usage: poolctl [--config FILE] [--set section.key=value]... [--json] COMMAND\n\n");
+           "usage: poolctl [OPTION]... COMMAND [ARGUMENT]...\n\n");
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        printf("  %s %-24s %s\n", commands[i].name, commands[i].args, commands[i].help);
-    printf("\nexit codes: 0 done, 1 refused or wrong use, 2 poold can't be reached\n");
+        printf("  %-13s %-27s %s\n", commands[i].name, commands[i].args, commands[i].help);
+    printf("\noptions:\n");
+    for (size_t i = 0; i < ARRAY_LEN(options); i++)
+        printf("  %-10s %-18s %s\n", options[i].name, options[i].value ? options[i].value : "",
+               options[i].help);
+    printf("\nexit codes:\n");
+    for (size_t i = 0; i < ARRAY_LEN(exit_codes); i++)
+        printf("  %d  %s\n", exit_codes[i].code, exit_codes[i].meaning);
+}
+
+static void print_words(void)
+{
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+        printf("%s\n", commands[i].name);
+    for (size_t i = 0; i < ARRAY_LEN(options); i++)
+        printf("%s\n", options[i].name);
+}
+
+int check_none(struct ctl *c) { return c->n_args == 0 ? 0 : -EINVAL; }
+
+int check_row(struct ctl *c)
+{
+    char *end = NULL;
+    if (c->n_args == 0 || c->arg[0][0] < '0' || c->arg[0][0] > '9') return -EINVAL;
+    unsigned long row = strtoul(c->arg[0], &end, 10);
+    if (*end != ':' || end[1] < '0' || end[1] > '9' || row > UINT32_MAX) return -EINVAL;
+    c->row = (uint32_t)row;
+    c->generation = strtoull(end + 1, &end, 10);
+    return *end ? -EINVAL : 0;
+}
+
+static int number_from(const char *text, uint64_t max, uint64_t *ret)
+{
+    char *end = NULL;
+    if (!text || *text < '0' || *text > '9') return -EINVAL;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    if (errno || *end || v > max) return -EINVAL;
+    *ret = v;
+    return 0;
+}
+
+/* The one of poolctl's own options that argv[*i] is; moves past its value. 1: none. */
+static int take_option(struct ctl *c, int argc, char **argv, int *i)
+{
+    const char *word = argv[*i];
+    uint64_t v = 0;
+    if (strcmp(word, "--json") == 0) return c->json = true, 0;
+    if (strcmp(word, "--all") == 0) return c->all = true, 0;
+    if (strcmp(word, "--once") == 0) return c->once = true, 0;
+    bool cells = strcmp(word, "--cells") == 0, pipeline = strcmp(word, "--pipeline") == 0;
+    if (!cells && !pipeline) return 1;
+    ++*i;
+    if (number_from(*i < argc ? argv[*i] : NULL, cells ? UINT64_MAX : POOL_PIPELINES_MAX - 1, &v))
+        return why_set(c->why, -EINVAL, "%s wants a number", word);
+    if (cells) c->cells = v, c->has_cells = true;
+    if (pipeline) c->pipeline = (uint32_t)v, c->has_pipeline = true;
+    return 0;
+}
+
+static int take_word(struct ctl *c, const char *word)
+{
+    if (c->command) {
+        if (c->n_args == CTL_ARGS_MAX) return why_set(c->why, -EINVAL, "too many arguments");
+        c->arg[c->n_args++] = word;
+        return 0;
+    }
+    for (size_t k = 0; k < ARRAY_LEN(commands); k++)
+        if (strcmp(word, commands[k].name) == 0) c->command = &commands[k];
+    return c->command ? 0
+                      : why_set(c->why, -EINVAL, "there is no command %s; --help lists them", word);
 }
 
 /* Takes poolctl's own words out of argv; what is left is the configuration's. */
-static int take_words(struct ctl *c, int argc, char **argv, char **ret_rest)
+static int take_words(struct ctl *c, int argc, char **argv, char **ret_rest, int *ret_n)
 {
     int n = 0;
     ret_rest[n++] = argv[0];
     for (int i = 1; i < argc; i++) {
-        unsigned row;
-        unsigned long long generation;
-        bool value =
-            i > 1 && (strcmp(argv[i - 1], "--config") == 0 || strcmp(argv[i - 1], "--set") == 0);
-        const struct command *found = NULL;
-        for (size_t k = 0; k < ARRAY_LEN(commands) && !value; k++)
-            if (strcmp(argv[i], commands[k].name) == 0) found = &commands[k];
-        if (found && !c->command)
-            c->command = found;
-        else if (!value && strcmp(argv[i], "--json") == 0)
-            c->json = true;
-        else if (!value && strcmp(argv[i], "--all") == 0)
-            c->all = true;
-        else if (!value && sscanf(argv[i], "%u:%llu", &row, &generation) == 2)
-            c->row = row, c->generation = generation, c->has_row = true;
-        else
-            ret_rest[n++] = argv[i];
+        int r = take_option(c, argc, argv, &i);
+        if (r == 1 && argv[i][0] != '-') r = take_word(c, argv[i]);
+        if (r < 0) return r;
+        if (r == 0) continue;
+        ret_rest[n++] = argv[i];
+        bool value = strcmp(argv[i], "--config") == 0 || strcmp(argv[i], "--set") == 0;
+        if (value && i + 1 < argc) ret_rest[n++] = argv[++i];
     }
-    return n;
+    *ret_n = n;
+    return 0;
+}
+
+static bool has_word(int argc, char **argv, const char *word)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], word) == 0) return true;
+    return false;
+}
+
+static int prepare(struct ctl *c, int argc, char **argv)
+{
+    CLEANUP(freep) char **rest = xcalloc((size_t)argc + 1, sizeof(*rest));
+    int n = 0;
+    int r = take_words(c, argc, argv, rest, &n);
+    if (r < 0) return r;
+    r = config_from_args(n, rest, "poolctl", "asks and changes Cistern's pool", NULL, 0, c->why,
+                         &c->config);
+    if (r != 0) return r;
+    if (!c->command) return why_set(c->why, -EINVAL, "no command; --help lists them");
+    c->pipeline = c->has_pipeline ? c->pipeline : 0;
+    if (c->command->check(c) == 0) return 0;
+    return why_set(c->why, -EINVAL, "%s takes %s", c->command->name,
+                   *c->command->args ? c->command->args : "no argument");
 }
 
 int main(int argc, char **argv)
 {
-    struct ctl c = {0};
     struct why why = {0};
-    CLEANUP(freep) char **rest = xcalloc((size_t)argc + 1, sizeof(*rest));
-    int n = take_words(&c, argc, argv, rest);
-    if (!c.command && (n == 1 || strcmp(rest[1], "--help") == 0)) {
+    struct ctl c = {.why = &why};
+    if (argc == 1 || has_word(argc, argv, "--help")) {
         print_help();
-        return n == 1 ? EXIT_REFUSED : EXIT_DONE;
+        return argc == 1 ? EXIT_REFUSED : EXIT_DONE;
     }
-    CLEANUP(config_freep) struct config *config = NULL;
-    int r = config_from_args(n, rest, "poolctl", "asks and changes Cistern's pool", NULL, 0, &why,
-                             &config);
-    if (r > 0) return EXIT_DONE;
-    Cistern__Envelope probe = CISTERN__ENVELOPE__INIT;
-    if (r == 0 && !c.command) r = why_set(&why, -EINVAL, "no command; --help lists them");
-    if (r == 0 && c.command->ask(&c, &probe) < 0)
-        r = why_set(&why, -EINVAL, "%s wants %s", c.command->name, c.command->args);
-    if (r < 0) {
-        fprintf(stderr, "poolctl: %s\n", why.text);
-        return EXIT_REFUSED;
-    }
-    return run(&c, config->run.dir);
+    if (has_word(argc, argv, "--words")) return print_words(), EXIT_DONE;
+    (void)signal(SIGPIPE, SIG_IGN);
+    int r = prepare(&c, argc, argv);
+    int code = EXIT_DONE;
+    if (r < 0)
+        ctl_fail(&c, code = EXIT_REFUSED, "%s", why.text);
+    else if (r == 0)
+        code = c.command->alone ? c.command->alone(&c) : run(&c);
+    config_free(c.config);
+    return code;
 }

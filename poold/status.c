@@ -58,9 +58,9 @@ static json_t *pipelines_of(const struct daemon *d)
         json_t *layers = json_array();
         for (uint32_t s = 0; s < p->n_stages; s++)
             json_array_append_new(layers, json_integer(p->layers[s]));
-        json_array_append_new(list, json_pack("{sI sI sb so}", "pipeline", (json_int_t)i, "life",
+        json_array_append_new(list, json_pack("{sI sI sb sb so}", "pipeline", (json_int_t)i, "life",
                                               (json_int_t)p->life, "ready", d->pipeline[i].ready,
-                                              "layers", layers));
+                                              "draining", p->draining, "layers", layers));
     }
     return list;
 }

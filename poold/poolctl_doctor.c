@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * poolctl doctor: what this configuration would start, in bytes, and whether this machine has room
+ * for it. Reads the model file's metadata and the machine; starts and changes nothing. Each line is
+ * one need, what there is, and the key that changes it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <sys/un.h>
+
+#include "common/gguf.h"
+#include "poold/poolctl.h"
+
+enum {
+    TMPFS_FS = 0x01021994, /* statfs(2): TMPFS_MAGIC */
+    SPARE_FILES = 64,      /* descriptors of a gateway beside its connections' */
+};
+
+struct plan {
+    json_t *checks;
+    bool fits;
+    uint32_t n_layers, context;
+    uint64_t cell_bytes; /* of one layer */
+    uint64_t n_chunks;
+    uint64_t arenas, control, tokens, weights;
+};
+
+static void say(struct plan *p, const char *what, bool ok, const char *knob, const char *format,
+                ...) __attribute__((format(printf, 5, 6)));
+
+static void say(struct plan *p, const char *what, bool ok, const char *knob, const char *format,
+                ...)
+{
+    char text[512];
+    va_list ap;
+    va_start(ap, format);
+    (void)vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    p->fits = p->fits && ok;
+    json_array_append_new(
+        p->checks, json_pack("{ss sb ss ss}", "what", what, "ok", ok, "text", text, "knob", knob));
+}
+
+/* ---- the model ---- */
+
+static int arch_u64(const struct gguf *g, const struct gguf_str *arch, const char *name,
+                    uint64_t *ret)
+{
+    char key[160];
+    (void)snprintf(key, sizeof(key), "%.*s.%s", (int)min_u64(arch->bytes, 64), arch->at, name);
+    return gguf_u64(g, key, ret);
+}
+
+/* Bytes of one value in a format, K and V together: twice as many. */
+static double pair_bytes(uint32_t kv)
+{
+    static const double bytes[] = {
+        [POOL_KV_F32] = 8,
+        [POOL_KV_F16] = 4,
+        [POOL_KV_INT8] = 2 * (1 + 2.0 / 64),
+        [POOL_KV_K8V4] = 1.5 + 4.0 / 64,
+        [POOL_KV_Q4] = 2 * (0.5 + 2.0 / 64),
+    };
+    return kv < ARRAY_LEN(bytes) && bytes[kv] > 0 ? bytes[kv] : 8;
+}
+
+static int read_model(struct plan *p, const struct config *c, struct why *why)
+{
+    CLEANUP(gguf_freep) struct gguf *g = NULL;
+    struct gguf_str arch;
+    uint64_t layers, embd, heads, kv_heads, dim, context = 0;
+    if (!*c->model.path) return why_set(why, -EINVAL, "model.path is not set");
+    int r = gguf_open(c->model.path, why, &g);
+    if (r < 0) return r;
+    r = gguf_str(g, "general.architecture", &arch);
+    if (r == 0) r = arch_u64(g, &arch, "block_count", &layers);
+    if (r == 0) r = arch_u64(g, &arch, "embedding_length", &embd);
+    if (r == 0) r = arch_u64(g, &arch, "attention.head_count", &heads);
+    if (r < 0 || layers == 0 || layers > POOL_RUNS_MAX || heads == 0 || embd > 1 << 20)
+        return why_set(why, -EPROTO, "%s says neither layers nor heads", c->model.path);
+    if (arch_u64(g, &arch, "attention.head_count_kv", &kv_heads) < 0) kv_heads = heads;
+    if (arch_u64(g, &arch, "attention.key_length", &dim) < 0) dim = embd / heads;
+    (void)arch_u64(g, &arch, "context_length", &context);
+    if (kv_heads > 1 << 16 || dim > 1 << 16)
+        return why_set(why, -EPROTO, "%s states heads that can't be", c->model.path);
+    p->n_layers = (uint32_t)layers;
+    p->context = c->model.context ? c->model.context : (uint32_t)min_u64(context, 1 << 24);
+    p->cell_bytes = (uint64_t)ceil((double)(kv_heads * dim) * pair_bytes(c->pool.kv));
+    struct stat st;
+    p->weights = stat(c->model.path, &st) == 0 ? (uint64_t)st.st_size : 0;
+    return 0;
+}
+
+/* ---- the pool ---- */
+
+static uint64_t stage_bytes(const struct plan *p, const struct config *c, uint32_t n_layers)
+{
+    return (p->n_chunks + 1) * c->pool.chunk * p->cell_bytes * n_layers + sizeof(struct pool_arena);
+}
+
+static void size_pool(struct plan *p, const struct config *c)
+{
+    uint64_t context = (p->context + c->pool.chunk - 1) / c->pool.chunk;
+    uint64_t least = context + c->pool.grow + 1;
+    p->n_chunks = c->pool.cells ? (c->pool.cells + c->pool.chunk - 1) / c->pool.chunk
+                                : context * c->worker.lanes;
+    bool ok = c->pool.cells == 0 || p->n_chunks >= least;
+    say(p, "pool", ok, "pool.cells, model.context",
+        "%llu cells in %llu chunks of %u; one context of %u tokens, a growth unit and a chunk to "
+        "copy into want %llu cells",
+        (unsigned long long)p->n_chunks * c->pool.chunk, (unsigned long long)p->n_chunks,
+        c->pool.chunk, p->context, (unsigned long long)least * c->pool.chunk);
+    p->control = (uint64_t)c->pool.conversations * (sizeof(struct pool_row) + (context + 1) * 8) +
+                 p->n_chunks * sizeof(struct pool_chunk);
+    p->tokens = (p->n_chunks + 1) * c->pool.chunk * 4;
+}
+
+static void size_stages(struct plan *p, const struct config *c)
+{
+    for (uint32_t s = 0; s < c->worker.stages; s++) {
+        uint32_t first = 0, n = 0;
+        struct why why = {0};
+        char what[32];
+        (void)snprintf(what, sizeof(what), "arena of stage %u", s);
+        if (config_layers(c, s, p->n_layers, &why, &first, &n) < 0) {
+            say(p, what, false, "worker.layers, worker.stages", "%s", why.text);
+            continue;
+        }
+        uint64_t bytes = stage_bytes(p, c, n);
+        p->arenas += bytes;
+        say(p, what, true, "pool.cells, pool.kv", "%llu bytes: layers %u to %u, %llu bytes a cell",
+            (unsigned long long)bytes, first, first + n - 1, (unsigned long long)p->cell_bytes * n);
+    }
+}
+
+/* ---- the machine ---- */
+
+/* The directory, or the nearest one above it that is there. */
+static void nearest(const char *dir, char *ret, size_t room)
+{
+    (void)snprintf(ret, room, "%s", dir);
+    while (access(ret, F_OK) < 0 && strrchr(ret, '/') && strrchr(ret, '/') != ret)
+        *strrchr(ret, '/') = 0;
+}
+
+/* What an earlier pool's files hold there is used again. */
+static uint64_t held_bytes(const struct config *c)
+{
+    uint64_t n = 0;
+    for (uint32_t s = 0; s < POOL_STAGES_MAX; s++) {
+        struct stat st;
+        CLEANUP(freep) char *path = NULL;
+        if (asprintf(&path, "%s/arena-%u", c->pool.dir, s) < 0) abort();
+        if (stat(path, &st) == 0) n += (uint64_t)st.st_blocks * 512;
+    }
+    return n;
+}
+
+static void look_at_room(struct plan *p, const struct config *c)
+{
+    char dir[4096];
+    struct statvfs v;
+    struct statfs f;
+    nearest(c->pool.dir, dir, sizeof(dir));
+    if (statvfs(dir, &v) < 0 || statfs(dir, &f) < 0)
+        return say(p, "pool.dir", false, "pool.dir", "%s: %s", dir, strerror(errno));
+    uint64_t room = (uint64_t)v.f_bavail * v.f_frsize + held_bytes(c);
+    uint64_t need = p->arenas + p->control + p->tokens;
+    bool tmpfs = (unsigned long)f.f_type == TMPFS_FS;
+    say(p, "pool.dir", room >= need, "pool.cells, or a larger tmpfs (mount -o remount,size=...)",
+        "%s: %llu bytes wanted, %llu free%s", dir, (unsigned long long)need,
+        (unsigned long long)room, tmpfs ? "" : "; it is no tmpfs: pages will be written to a disk");
+}
+
+static uint64_t number_in(const char *path, const char *key)
+{
+    CLEANUP(fclosep) FILE *f = fopen(path, "re");
+    char line[256];
+    while (f && fgets(line, sizeof(line), f)) {
+        if (!key) return line[0] >= '0' && line[0] <= '9' ? strtoull(line, NULL, 10) : 0;
+        if (strncmp(line, key, strlen(key)) == 0)
+            return strtoull(line + strlen(key), NULL, 10) * 1024;
+    }
+    return 0;
+}
+
+static void look_at_memory(struct plan *p, const struct config *c)
+{
+    uint64_t there = number_in("/proc/meminfo", "MemAvailable:") + held_bytes(c);
+    uint64_t group = number_in("/sys/fs/cgroup/memory.max", NULL);
+    uint64_t need = p->arenas + p->control + p->tokens + p->weights;
+    if (group) there = min_u64(there, group);
+    say(p, "memory", there >= need, "pool.cells, pool.kv, a smaller model",
+        "%llu bytes wanted (%llu of them weights), %llu available", (unsigned long long)need,
+        (unsigned long long)p->weights, (unsigned long long)there);
+}
+
+static void look_at_lock(struct plan *p, const struct config *c)
+{
+    struct rlimit l = {0};
+    (void)getrlimit(RLIMIT_MEMLOCK, &l);
+    bool room = l.rlim_cur == RLIM_INFINITY || l.rlim_cur >= p->arenas || geteuid() == 0;
+    static const char *const then[] = {"then it is not locked", "then poold ends", "not wanted"};
+    say(p, "memlock", room || c->pool.lock != POOL_LOCK_YES, "pool.lock, LimitMEMLOCK (ulimit -l)",
+        "%llu bytes to lock, limit %llu%s%s", (unsigned long long)p->arenas,
+        (unsigned long long)l.rlim_cur, room ? "" : ": ",
+        room ? "" : then[min_u32(c->pool.lock, 2)]);
+}
+
+/* poold must see the workers' pids: its own namespace, or one above theirs. */
+static void look_at_namespace(struct plan *p, const struct config *c)
+{
+    char own[64] = "", path[80], theirs[64] = "";
+    CLEANUP(freep) char *control = NULL;
+    struct pool_header h = {0};
+    if (asprintf(&control, "%s/control", c->pool.dir) < 0) abort();
+    CLEANUP(closep) int fd = open(control, O_RDONLY | O_CLOEXEC);
+    if (readlink("/proc/self/ns/pid", own, sizeof(own) - 1) < 0) own[0] = 0;
+    if (fd < 0 || pread(fd, &h, sizeof(h), 0) != sizeof(h) || kill((pid_t)h.poold_pid, 0) < 0)
+        return say(p, "pid namespace", true, "one container for all, or --pid=host",
+                   "workers and gateways must run in %s, poold's, or one below", own);
+    (void)snprintf(path, sizeof(path), "/proc/%u/ns/pid", h.poold_pid);
+    if (readlink(path, theirs, sizeof(theirs) - 1) < 0) theirs[0] = 0;
+    say(p, "pid namespace", !theirs[0] || strcmp(own, theirs) == 0,
+        "one container for all, or --pid=host", "here %s, poold's (pid %u) %s", own, h.poold_pid,
+        theirs[0] ? theirs : "can't be read");
+}
+
+static void look_at_rest(struct plan *p, const struct config *c)
+{
+    struct sockaddr_un a;
+    struct rlimit files = {0};
+    size_t path = strlen(c->run.dir) + strlen("/lifeline") + 1;
+    say(p, "run.dir", path <= sizeof(a.sun_path), "run.dir",
+        "a socket's path of %zu bytes; there is room for %zu", path, sizeof(a.sun_path));
+    (void)getrlimit(RLIMIT_NOFILE, &files);
+    uint64_t want = (uint64_t)c->gateway.connections + SPARE_FILES;
+    say(p, "open files", files.rlim_max >= want, "gateway.connections, LimitNOFILE",
+        "%llu wanted by the gateway, limit %llu", (unsigned long long)want,
+        (unsigned long long)files.rlim_max);
+}
+
+int doctor(struct ctl *c)
+{
+    struct plan p = {.checks = json_array(), .fits = true};
+    struct why why = {0};
+    if (read_model(&p, c->config, &why) < 0) {
+        say(&p, "model", false, "model.path", "%s", why.text);
+    } else {
+        say(&p, "model", true, "model.path", "%u layers, context %u, %llu bytes of weights",
+            p.n_layers, p.context, (unsigned long long)p.weights);
+        size_pool(&p, c->config);
+        size_stages(&p, c->config);
+        look_at_room(&p, c->config);
+        look_at_memory(&p, c->config);
+        look_at_lock(&p, c->config);
+    }
+    look_at_namespace(&p, c->config);
+    look_at_rest(&p, c->config);
+    ctl_print(c, json_pack("{sb so}", "fits", p.fits, "checks", p.checks));
+    return p.fits ? EXIT_DONE : EXIT_REFUSED;
+}
+
+void text_doctor(const json_t *o)
+{
+    size_t i;
+    const json_t *x;
+    json_array_foreach(json_object_get(o, "checks"), i, x)
+    {
+        bool ok = json_is_true(json_object_get(x, "ok"));
+        printf("%-8s %-17s %s\n", ok ? "ok" : "NO", json_text(x, "what"), json_text(x, "text"));
+        if (!ok) printf("%-8s %-17s change: %s\n", "", "", json_text(x, "knob"));
+    }
+    printf("%s\n", json_is_true(json_object_get(o, "fits")) ? "it fits" : "it does not fit");
+}

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * poolctl save and restore. poold hands over a row and the arenas; the bytes are copied here, one
+ * chunk a round of the loop, so that poold's going away is noticed. A save is written aside, synced
+ * and renamed; a restore checks every chunk before it says that the conversation is complete. Dying
+ * at any point leaves the pool and the target as they were.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include "poold/poolctl.h"
+#include "poold/poolctl_file.h"
+
+enum { IOVECS = 256 };
+
+struct mapping {
+    void *at;
+    size_t bytes;
+};
+
+struct transfer {
+    bool save, answered, done;
+    const char *path;
+    char *aside; /* what is written, until it is renamed */
+    int fd;
+    struct saved_header h;
+    uint32_t row;
+    uint64_t generation;
+    struct mapping arena[POOL_STAGES_MAX], tokens;
+    uint32_t n_arenas;
+    char *layer[POOL_RUNS_MAX]; /* where its run begins */
+    uint32_t *chunks;           /* of the conversation, in order */
+    uint32_t *words;            /* one chunk's tokens, as in the file */
+    uint32_t next;              /* chunk to copy */
+    uint64_t since_us;
+    struct loop_source *after;
+};
+
+static struct transfer t = {.fd = -1};
+
+static void remove_aside(void)
+{
+    if (t.aside) (void)unlink(t.aside);
+}
+
+static void unmap_all(void)
+{
+    for (uint32_t s = 0; s < POOL_STAGES_MAX; s++)
+        if (t.arena[s].at) (void)munmap(t.arena[s].at, t.arena[s].bytes);
+    if (t.tokens.at) (void)munmap(t.tokens.at, t.tokens.bytes);
+    memset(t.arena, 0, sizeof(t.arena));
+    t.tokens = (struct mapping){0};
+}
+
+/* ---- what poold hands over ---- */
+
+static int map_fd(int fd, size_t least, struct mapping *ret)
+{
+    struct stat st;
+    int prot = t.save ? PROT_READ : PROT_READ | PROT_WRITE;
+    if (fstat(fd, &st) < 0) return -errno;
+    if (st.st_size < (off_t)least) return -EPROTO;
+    void *at = mmap(NULL, (size_t)st.st_size, prot, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) return -errno;
+    *ret = (struct mapping){at, (size_t)st.st_size};
+    return 0;
+}
+
+/* Every run must lie in the file with all its chunks: after this nobody checks again. */
+static int use_arena(const struct pool_header *h, const struct mapping *m)
+{
+    const struct pool_arena *a = m->at;
+    const struct pool_geometry *g = &h->geometry;
+    if (shm_load_u64(&a->magic) != POOL_ARENA_MAGIC || a->pool_id != h->pool_id ||
+        a->chunk_cells != h->chunk_cells || a->block_cells != g->block_cells ||
+        a->n_chunks != h->n_chunks || a->n_runs > POOL_RUNS_MAX || g->block_cells == 0)
+        return -EPROTO;
+    uint64_t blocks = ((uint64_t)h->n_chunks + 1) * (h->chunk_cells / g->block_cells);
+    for (uint32_t i = 0; i < a->n_runs; i++) {
+        const struct pool_run *run = &a->run[i];
+        uint64_t bytes;
+        if (run->layer >= min_u32(g->n_layers, POOL_RUNS_MAX) || run->kind != POOL_RUN_KV ||
+            run->block_bytes != g->block_bytes ||
+            __builtin_mul_overflow(blocks, run->block_bytes, &bytes) || run->off > m->bytes ||
+            bytes > m->bytes - run->off)
+            return -EPROTO;
+        t.layer[run->layer] = (char *)m->at + run->off;
+    }
+    return 0;
+}
+
+static int use_tokens(const struct pool_header *h)
+{
+    const struct pool_tokens *file = t.tokens.at;
+    uint64_t cells = ((uint64_t)h->n_chunks + 1) * h->chunk_cells;
+    bool ok = file->magic == POOL_TOKENS_MAGIC && file->pool_id == h->pool_id &&
+              (t.tokens.bytes - sizeof(*file)) / sizeof(uint32_t) >= cells;
+    return ok ? 0 : -EPROTO;
+}
+
+/* ---- reading and writing whole ---- */
+
+static int move_all(int fd, struct iovec *v, int n, bool out)
+{
+    while (n > 0) {
+        int batch = n < IOVECS ? n : IOVECS;
+        ssize_t moved = out ? writev(fd, v, batch) : readv(fd, v, batch);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved < 0) return -errno;
+        if (moved == 0) return -ENODATA;
+        for (; n > 0 && (size_t)moved >= v->iov_len; v++, n--)
+            moved -= (ssize_t)v->iov_len;
+        if (n > 0) {
+            v->iov_base = (char *)v->iov_base + moved;
+            v->iov_len -= (size_t)moved;
+        }
+    }
+    return 0;
+}
+
+/* The parts of chunk i, in the file's order: its head, its tokens, its layers' blocks. */
+static int parts_of(uint32_t i, struct saved_chunk *head, struct iovec *ret)
+{
+    uint32_t n = saved_chunk_cells(&t.h, i);
+    uint64_t blocks = t.h.chunk_cells / t.h.geometry.block_cells;
+    uint64_t at = t.chunks[i] * blocks * t.h.geometry.block_bytes;
+    int k = 0;
+    ret[k++] = (struct iovec){head, sizeof(*head)};
+    ret[k++] = (struct iovec){t.words, saved_tokens_bytes(n)};
+    for (uint32_t l = 0; l < t.h.geometry.n_layers; l++)
+        ret[k++] = (struct iovec){t.layer[l] + at, saved_layer_bytes(&t.h, n)};
+    return k;
+}
+
+static uint64_t checksum_of(const struct iovec *parts, int n)
+{
+    struct xxh64 x;
+    xxh64_init(&x);
+    const char *head = parts[0].iov_base;
+    xxh64_add(&x, head + sizeof(uint64_t), sizeof(struct saved_chunk) - sizeof(uint64_t));
+    for (int i = 1; i < n; i++)
+        xxh64_add(&x, parts[i].iov_base, parts[i].iov_len);
+    return xxh64_end(&x);
+}
+
+static int save_chunk(uint32_t i)
+{
+    struct iovec parts[POOL_RUNS_MAX + 2];
+    struct saved_chunk head = {.index = i, .n_cells = saved_chunk_cells(&t.h, i)};
+    const uint32_t *cells = ((struct pool_tokens *)t.tokens.at)->cell;
+    memset(t.words, 0, saved_tokens_bytes(t.h.chunk_cells));
+    memcpy(t.words, cells + (uint64_t)t.chunks[i] * t.h.chunk_cells, head.n_cells * 4UL);
+    int n = parts_of(i, &head, parts);
+    head.checksum = checksum_of(parts, n);
+    return move_all(t.fd, parts, n, true);
+}
+
+static int restore_chunk(uint32_t i, struct why *why)
+{
+    struct iovec parts[POOL_RUNS_MAX + 2], moving[POOL_RUNS_MAX + 2];
+    struct saved_chunk head;
+    uint32_t *cells = ((struct pool_tokens *)t.tokens.at)->cell;
+    int n = parts_of(i, &head, parts);
+    memcpy(moving, parts, (size_t)n * sizeof(*parts));
+    int r = move_all(t.fd, moving, n, false);
+    if (r == -ENODATA) return why_set(why, -EBADMSG, "it became shorter while it was read");
+    if (r < 0) return why_set(why, r, "%s", strerror(-r));
+    r = saved_chunk_check(&t.h, &head, i, why);
+    if (r < 0) return r;
+    if (head.checksum != checksum_of(parts, n))
+        return why_set(why, -EBADMSG, "chunk %u is damaged: its checksum does not hold", i);
+    memcpy(cells + (uint64_t)t.chunks[i] * t.h.chunk_cells, t.words, head.n_cells * 4UL);
+    return 0;
+}
+
+/* ---- the course of it ---- */
+
+static void file_fails(struct ctl *c, int r, const char *what)
+{
+    ctl_fail(c, EXIT_FILE, "%s: %s: %s", t.path, what, strerror(-r));
+}
+
+/* The name appears when all of it is on the disk. */
+static int publish(void)
+{
+    CLEANUP(freep) char *dir = strdup(t.path);
+    char *slash = dir ? strrchr(dir, '/') : NULL;
+    if (fsync(t.fd) < 0 || rename(t.aside, t.path) < 0) return -errno;
+    free(TAKE(t.aside));
+    if (slash) slash[slash == dir] = 0;
+    CLEANUP(closep) int fd = open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 || fsync(fd) < 0 ? -errno : 0;
+}
+
+static void finish(struct ctl *c)
+{
+    int r = t.save ? publish() : 0;
+    if (r < 0) return file_fails(c, r, "cannot be put in place");
+    unmap_all(); /* from here on nothing of the pool can be written */
+    static Cistern__TransferEnd end = CISTERN__TRANSFER_END__INIT;
+    end.row = t.row;
+    end.generation = t.generation;
+    end.complete = !t.save;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_TRANSFER_END;
+    m.transfer_end = &end;
+    t.done = true;
+    (void)ctl_send(c, &m);
+}
+
+static bool step(void *arg)
+{
+    struct ctl *c = arg;
+    struct why why = {0};
+    if (t.done) return false;
+    int r = t.save ? save_chunk(t.next) : restore_chunk(t.next, &why);
+    if (r < 0) {
+        t.done = true;
+        if (t.save)
+            file_fails(c, r, "cannot be written");
+        else
+            ctl_fail(c, r == -EBADMSG ? EXIT_DAMAGED : EXIT_FILE, "%s: %s", t.path, why.text);
+        return false;
+    }
+    if (++t.next == saved_n_chunks(&t.h)) finish(c);
+    return !t.done;
+}
+
+/* The row's chunks as its table names them. -ESTALE: it is not ours any more. */
+static int read_table(const struct ctl *c)
+{
+    const struct pool_header *h = c->view.h;
+    struct pool_body b;
+    if (t.row >= h->n_rows) return -EPROTO;
+    (void)pool_row_read(&pool_rows(h)[t.row], &b);
+    if (b.generation != t.generation || b.state != POOL_CLOSING) return -ESTALE;
+    if (t.save) {
+        t.h.n_cells = b.base + b.copy_cells;
+        t.h.salt = b.salt;
+    }
+    if (t.h.n_cells == 0 || t.h.chunk_cells == 0) return -EPROTO;
+    uint32_t n = saved_n_chunks(&t.h);
+    if (n > h->table_entries + 1) return -EPROTO;
+    t.chunks = xcalloc(n, sizeof(*t.chunks));
+    for (uint32_t i = 0; i < n; i++) {
+        bool in_table = i < min_u32(b.n_entries, h->table_entries);
+        uint64_t entry = in_table ? shm_load_u64(&pool_table(h, t.row)[i]) : b.copy_entry;
+        t.chunks[i] = pool_entry_chunk(entry);
+        if (t.chunks[i] == 0 || t.chunks[i] > h->n_chunks) return -EPROTO;
+    }
+    return 0;
+}
+
+static int begin_file(struct ctl *c)
+{
+    uint8_t page[SAVED_HEADER_BYTES];
+    (void)c;
+    if (!t.save) return 0;
+    saved_seal(&t.h, page);
+    struct iovec v = {page, sizeof(page)};
+    return move_all(t.fd, &v, 1, true);
+}
+
+/* The answer and all arenas are there. */
+static void start(struct ctl *c)
+{
+    if (!t.answered || t.n_arenas < c->view.h->n_stages || t.chunks) return;
+    int r = read_table(c);
+    for (uint32_t l = 0; r == 0 && l < t.h.geometry.n_layers; l++)
+        if (!t.layer[l]) r = -EPROTO;
+    if (r < 0) return ctl_fail(c, EXIT_REFUSED, "poold handed over a row that makes no sense");
+    t.words = xcalloc(t.h.chunk_cells + 1, sizeof(*t.words));
+    r = begin_file(c);
+    if (r < 0) return file_fails(c, r, "cannot be written");
+    r = loop_add_after(c->loop, step, c, &t.after);
+    if (r < 0) ctl_fail(c, EXIT_REFUSED, "%s", strerror(-r));
+}
+
+void transfer_files(struct ctl *c, const struct lifeline_files *f, const int *fds, uint32_t n_fds)
+{
+    if (f->kind != LIFELINE_ARENA || t.n_arenas > c->view.h->n_stages) return;
+    int r = n_fds == 2 && f->life < POOL_STAGES_MAX && !t.arena[f->life].at ? 0 : -EPROTO;
+    if (r == 0) r = map_fd(fds[0], sizeof(struct pool_arena), &t.arena[f->life]);
+    if (r == 0) r = use_arena(c->view.h, &t.arena[f->life]);
+    if (r == 0 && !t.tokens.at) r = map_fd(fds[1], sizeof(struct pool_tokens), &t.tokens);
+    if (r == 0) r = use_tokens(c->view.h);
+    if (r < 0) return ctl_fail(c, EXIT_REFUSED, "poold's arena can't be used: %s", strerror(-r));
+    t.n_arenas++;
+    start(c);
+}
+
+void transfer_message(struct ctl *c, const Cistern__Envelope *m)
+{
+    if (m->body_case == CISTERN__ENVELOPE__BODY_ROW) {
+        t.row = m->row->row;
+        t.generation = m->row->generation;
+        t.answered = true;
+        start(c);
+        return;
+    }
+    if (m->body_case != CISTERN__ENVELOPE__BODY_DONE) return;
+    double seconds = (double)(now_us() - t.since_us) / 1e6;
+    json_t *o = json_pack("{ss ss sI sI sf}", "command", t.save ? "save" : "restore", "file",
+                          t.path, "tokens", (json_int_t)t.h.n_cells, "bytes", (json_int_t)t.h.bytes,
+                          "seconds", seconds);
+    if (!t.save) {
+        json_object_set_new(o, "row", json_integer(t.row));
+        json_object_set_new(o, "generation", json_integer((json_int_t)t.generation));
+    }
+    ctl_print(c, o);
+    ctl_end(c, EXIT_DONE);
+}
+
+void text_transfer(const json_t *o)
+{
+    printf("%lld tokens, %lld bytes in %.3f s", json_number(o, "tokens"), json_number(o, "bytes"),
+           json_real_value(json_object_get(o, "seconds")));
+    if (json_object_get(o, "row"))
+        printf(": conversation %lld:%lld", json_number(o, "row"), json_number(o, "generation"));
+    printf("\n");
+}
+
+/* ---- the beginnings ---- */
+
+int check_save(struct ctl *c) { return c->n_args == 2 && *c->arg[1] ? check_row(c) : -EINVAL; }
+
+int check_restore(struct ctl *c) { return c->n_args == 1 && *c->arg[0] ? 0 : -EINVAL; }
+
+void begin_save(struct ctl *c)
+{
+    t.save = true;
+    t.path = c->arg[1];
+    t.since_us = now_us();
+    t.h.geometry = c->view.h->geometry;
+    t.h.chunk_cells = c->view.h->chunk_cells;
+    if (asprintf(&t.aside, "%s.XXXXXX", t.path) < 0) abort();
+    t.fd = mkostemp(t.aside, O_CLOEXEC); /* mode 0600 */
+    if (t.fd < 0) {
+        free(TAKE(t.aside));
+        return file_fails(c, -errno, "cannot be made");
+    }
+    (void)atexit(remove_aside);
+    static Cistern__Save save = CISTERN__SAVE__INIT;
+    save.row = c->row;
+    save.generation = c->generation;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_SAVE;
+    m.save = &save;
+    (void)ctl_send(c, &m);
+}
+
+static int open_saved(struct why *why)
+{
+    uint8_t page[SAVED_HEADER_BYTES];
+    struct stat st;
+    t.fd = open(t.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (t.fd < 0 || fstat(t.fd, &st) < 0) return why_set(why, -errno, "%s", strerror(errno));
+    if (!S_ISREG(st.st_mode)) return why_set(why, -EINVAL, "it is no regular file");
+    ssize_t n = read(t.fd, page, sizeof(page));
+    if (n < 0) return why_set(why, -errno, "%s", strerror(errno));
+    return saved_from(page, (size_t)n, (uint64_t)st.st_size, why, &t.h);
+}
+
+/* Whatever can be known before poold is asked is checked here. */
+void begin_restore(struct ctl *c)
+{
+    struct why why = {0};
+    t.path = c->arg[0];
+    t.since_us = now_us();
+    int r = open_saved(&why);
+    if (r == 0) r = saved_fits(&t.h, c->view.h, &why);
+    if (r < 0) {
+        bool foreign = r == -EXDEV || r == -EPROTONOSUPPORT;
+        return ctl_fail(c,
+                        foreign         ? EXIT_FOREIGN
+                        : r == -EBADMSG ? EXIT_DAMAGED
+                                        : EXIT_FILE,
+                        "%s: %s", t.path, why.text);
+    }
+    static Cistern__Restore restore = CISTERN__RESTORE__INIT;
+    restore.cells = t.h.n_cells;
+    restore.salt = t.h.salt;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_RESTORE;
+    m.restore = &restore;
+    (void)ctl_send(c, &m);
+}
