@@ -183,9 +183,10 @@ def test_busy_port(tiny_model, tmp_path):
     assert demo.nothing_is_left()
 
 
-def test_no_room(tiny_model, tmp_path):
-    """A context that no tmpfs can hold: size, place and knob are named."""
-    with Demo(tiny_model, tmp_path, "--once", "hello", ctx=16777216) as demo:
+@pytest.mark.demo_model
+def test_no_room(demo_model, tmp_path):
+    """A context whose K/V has no room on the tmpfs: size, place and knob are named."""
+    with Demo(demo_model, tmp_path, "--once", "hello", ctx=8 << 20) as demo:
         status, out, err = demo.end()
     assert (status, out) == (1, "")
     assert "pool.cells" in err and str(demo.memory) in err
