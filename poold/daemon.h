@@ -55,6 +55,7 @@ struct daemon {
     uint64_t retried; /* commits when the waiting operations were tried last */
     bool draining;    /* drain_timer runs */
     uint64_t tick_us, started_us;
+    char status[128];    /* what the supervisor was told last */
     bool adopted_judged; /* the deadline for coming back after a restart has passed */
 };
 

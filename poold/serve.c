@@ -106,15 +106,25 @@ static void on_dead(void *arg, struct process *who)
 
 /* ---- time ---- */
 
-static void tell_progress(struct daemon *d)
+static void describe(const struct daemon *d, char *ret, size_t room)
 {
     for (uint32_t s = 0; s < POOL_STAGES_MAX; s++) {
         if (!d->arena[s] || arena_ready(d->arena[s])) continue;
-        (void)sd_notifyf(0, "STATUS=Filling the arena of stage %u: %u %% of %llu bytes", s,
-                         arena_percent(d->arena[s]), (unsigned long long)arena_bytes(d->arena[s]));
+        (void)snprintf(ret, room, "STATUS=Filling the arena of stage %u: %u %% of %llu bytes", s,
+                       arena_percent(d->arena[s]), (unsigned long long)arena_bytes(d->arena[s]));
         return;
     }
-    (void)sd_notifyf(0, "STATUS=%s", d->pool ? "Serving" : "Waiting for the first worker");
+    (void)snprintf(ret, room, "STATUS=%s", d->pool ? "Serving" : "Waiting for the first worker");
+}
+
+/* Only what has changed: a supervisor that does not read must not stop the loop. */
+static void tell_progress(struct daemon *d)
+{
+    char status[sizeof(d->status)];
+    describe(d, status, sizeof(status));
+    if (strcmp(status, d->status) == 0) return;
+    memcpy(d->status, status, sizeof(status));
+    (void)sd_notify(0, status);
 }
 
 static void on_tick(void *arg)
