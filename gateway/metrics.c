@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See metrics.h. The pool's part is read from the control segment, which poold writes meanwhile: a
- * row is read whole, and whatever it names is bounded before it is used.
+ * See metrics.h. The gateway's own counters and their text; the pool's part is metrics_pool.c's.
  */
 #include "gateway/metrics.h"
 
@@ -46,40 +45,6 @@ void metrics_first_token(struct metrics *m, uint64_t us)
 void metrics_between_tokens(struct metrics *m, uint64_t us, size_t n)
 {
     histogram_add(&m->between_tokens, between_bounds, us / n, n);
-}
-
-static uint32_t min_entries(const struct pool_header *h, const struct pool_body *b)
-{
-    return min_u32(b->n_entries, h->table_entries);
-}
-
-static void mark(const struct pool_header *h, uint8_t *chunk_state, uint64_t entry, uint8_t state)
-{
-    uint32_t chunk = pool_entry_chunk(entry);
-    if (chunk == 0 || chunk > h->n_chunks) return;
-    if (chunk_state[chunk] < state) chunk_state[chunk] = state;
-}
-
-void metrics_pool_cells(const struct pool_header *h, uint64_t ret[CELLS_STATES])
-{
-    static const uint8_t cells_of[] = {
-        [POOL_FREE] = CELLS_FREE,       [POOL_ACTIVE] = CELLS_ACTIVE,
-        [POOL_WAITING] = CELLS_WAITING, [POOL_CLOSING] = CELLS_CLOSING,
-        [POOL_IDLE] = CELLS_CACHED,
-    };
-    CLEANUP(freep) uint8_t *chunk_state = xcalloc((size_t)h->n_chunks + 1, 1);
-    for (uint32_t row = 0; row < h->n_rows; row++) {
-        struct pool_body b;
-        (void)pool_row_read(&pool_rows(h)[row], &b);
-        if (b.state == POOL_FREE || b.state >= ARRAY_LEN(cells_of)) continue;
-        for (uint32_t i = 0; i < min_entries(h, &b); i++)
-            mark(h, chunk_state, shm_load_u64(&pool_table(h, row)[i]), cells_of[b.state]);
-        mark(h, chunk_state, b.copy_entry, cells_of[b.state]);
-    }
-    memset(ret, 0, CELLS_STATES * sizeof(*ret));
-    ret[CELLS_TRASH] = h->chunk_cells;
-    for (uint32_t chunk = 1; chunk <= h->n_chunks; chunk++)
-        ret[chunk_state[chunk]] += h->chunk_cells;
 }
 
 static void put_requests(const struct metrics *m, const struct metrics_now *now,
@@ -129,22 +94,6 @@ static void put_gauge(const char *name, const char *help, uint32_t value, struct
     bytebuf_addf(out, "# HELP %s %s\n# TYPE %s gauge\n%s %u\n", name, help, name, name, value);
 }
 
-static void put_pool(const struct pool_header *pool, struct bytebuf *out)
-{
-    static const char *const names[CELLS_STATES] = {
-        [CELLS_FREE] = "free",       [CELLS_CACHED] = "cached", [CELLS_CLOSING] = "closing",
-        [CELLS_WAITING] = "waiting", [CELLS_ACTIVE] = "active", [CELLS_TRASH] = "trash",
-    };
-    uint64_t cells[CELLS_STATES];
-    if (!pool) return;
-    metrics_pool_cells(pool, cells);
-    bytebuf_addf(out, "# HELP cistern_pool_cells Cells of the pool by state; they sum to the "
-                      "pool.\n# TYPE cistern_pool_cells gauge\n");
-    for (size_t i = 0; i < CELLS_STATES; i++)
-        bytebuf_addf(out, "cistern_pool_cells{state=\"%s\"} %llu\n", names[i],
-                     (unsigned long long)cells[i]);
-}
-
 void metrics_text(const struct metrics *m, const struct metrics_now *now, struct bytebuf *out)
 {
     put_requests(m, now, out);
@@ -157,5 +106,12 @@ void metrics_text(const struct metrics *m, const struct metrics_now *now, struct
               out);
     put_gauge("cistern_requests_in_flight", "Generations not finished.", now->in_flight, out);
     put_gauge("cistern_requests_waiting", "Generations without a lane yet.", now->unstarted, out);
-    put_pool(now->pool, out);
+    bytebuf_addf(out,
+                 "# HELP cistern_resubmissions_total Attempts after the first, by what ended the "
+                 "one before.\n"
+                 "# TYPE cistern_resubmissions_total counter\n"
+                 "cistern_resubmissions_total{cause=\"moved\"} %llu\n"
+                 "cistern_resubmissions_total{cause=\"lost\"} %llu\n",
+                 (unsigned long long)now->moved, (unsigned long long)now->lost);
+    metrics_pool_text(now->pool, out);
 }

@@ -5,8 +5,10 @@
  * What the gateway counts, and its text for Prometheus. Counters only rise; what can be read off
  * elsewhere (the pool, what is in flight) is read when the text is made. Loop thread.
  */
+#include <jansson.h>
+
+#include "common/pool_view.h"
 #include "gateway/bytebuf.h"
-#include "proto/pool_shm.h"
 
 enum {
     METRICS_ROUTES_MAX = 16,
@@ -29,8 +31,9 @@ struct metrics {
 struct metrics_now {
     const char *const *routes; /* names */
     size_t n_routes;
-    const struct pool_header *pool; /* or NULL */
+    const struct pool_view *pool; /* or NULL */
     uint32_t pipelines_ready, in_flight, unstarted;
+    uint64_t moved, lost; /* attempts that ended so and were submitted again */
 };
 
 void metrics_request(struct metrics *m, unsigned route, unsigned status);
@@ -39,16 +42,10 @@ void metrics_first_token(struct metrics *m, uint64_t us);
 void metrics_between_tokens(struct metrics *m, uint64_t us, size_t n);
 void metrics_text(const struct metrics *m, const struct metrics_now *now, struct bytebuf *out);
 
-/* Each chunk counts once: for the liveliest row that holds it. Sums to the pool, trash included. */
-enum cells {
-    CELLS_FREE,
-    CELLS_CACHED,
-    CELLS_CLOSING,
-    CELLS_WAITING,
-    CELLS_ACTIVE,
-    CELLS_TRASH,
-    CELLS_STATES
-};
-void metrics_pool_cells(const struct pool_header *h, uint64_t ret[CELLS_STATES]);
+/* The pool's part of the text; nothing when there is no pool. */
+void metrics_pool_text(const struct pool_view *v, struct bytebuf *out);
+/* {"live": {"kv_pool": {...}}}: cells of the pool, free ones, those of lane 0 (main) and of the
+ * other lanes (slots, in the order of pipelines), and by state. The caller owns it. */
+json_t *metrics_pool_json(const struct pool_view *v, const uint32_t n_lanes[POOL_PIPELINES_MAX]);
 
 #endif

@@ -7,8 +7,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "common/log.h"
 #include "common/pool_client.h"
@@ -34,8 +32,7 @@ struct pipelines {
     struct pipeline at[POOL_PIPELINES_MAX];
     bool tied, were_ready;
     uint32_t context_tokens, n_ctx_train;
-    void *control; /* the mapped segment, or NULL */
-    size_t control_bytes;
+    struct pool_view view;
     uint64_t number;
 };
 
@@ -245,48 +242,11 @@ static void on_pool_refused(void *arg, const char *text)
     ps->events.refused(ps->events.arg, text);
 }
 
-static bool table_fits(uint64_t off, uint64_t n, uint64_t each, uint64_t bytes)
-{
-    uint64_t need;
-    return off % 8 == 0 && !__builtin_mul_overflow(n, each, &need) &&
-           !__builtin_add_overflow(need, off, &need) && need <= bytes;
-}
-
-/* After this nobody checks again: the header is written once. */
-static bool control_is_sane(const struct pool_header *h, size_t bytes, uint64_t pool_id)
-{
-    return bytes >= sizeof(*h) && shm_load_u64(&h->magic) == POOL_CONTROL_MAGIC &&
-           h->version == POOL_SHM_VERSION && h->pool_id == pool_id && h->bytes <= bytes &&
-           h->chunk_cells > 0 && h->n_chunks < UINT32_MAX &&
-           table_fits(h->rows_off, h->n_rows, sizeof(struct pool_row), bytes) &&
-           table_fits(h->tables_off, (uint64_t)h->n_rows * h->table_entries, 8, bytes);
-}
-
-static int map_control(struct pipelines *ps, int fd, uint64_t pool_id)
-{
-    struct stat st;
-    if (fstat(fd, &st) < 0) return -errno;
-    if (st.st_size < (off_t)sizeof(struct pool_header)) return -EPROTO;
-    size_t bytes = (size_t)st.st_size;
-    void *at = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (at == MAP_FAILED) return -errno;
-    if (!control_is_sane(at, bytes, pool_id)) {
-        (void)munmap(at, bytes);
-        return -EPROTO;
-    }
-    if (ps->control) (void)munmap(ps->control, ps->control_bytes);
-    ps->control = at;
-    ps->control_bytes = bytes;
-    return 0;
-}
-
 static void on_pool_files(void *arg, const struct lifeline_files *f, int *fds, uint32_t n_fds)
 {
     struct pipelines *ps = arg;
-    if (f->kind == LIFELINE_POOL && n_fds > 0) {
-        int r = map_control(ps, fds[0], f->pool_id);
-        if (r < 0) log_error("cannot use the pool's control segment: %s", strerror(-r));
-    }
+    int r = pool_view_take(&ps->view, f, fds, n_fds);
+    if (r < 0) log_error("cannot use the pool's files: %s", strerror(-r));
     for (uint32_t i = 0; i < n_fds; i++)
         (void)close(fds[i]);
 }
@@ -329,7 +289,7 @@ void pipelines_free(struct pipelines *ps)
     pool_client_free(ps->pool);
     loop_remove(ps->hello_timer);
     loop_remove(ps->settle_timer);
-    if (ps->control) (void)munmap(ps->control, ps->control_bytes);
+    pool_view_fini(&ps->view);
     free(ps);
 }
 
@@ -376,4 +336,10 @@ uint32_t pipelines_context(const struct pipelines *ps) { return ps->context_toke
 uint32_t pipelines_trained_context(const struct pipelines *ps) { return ps->n_ctx_train; }
 bool pipelines_were_ready(const struct pipelines *ps) { return ps->were_ready; }
 bool pipelines_tied(const struct pipelines *ps) { return ps->tied; }
-const struct pool_header *pipelines_pool(const struct pipelines *ps) { return ps->control; }
+const struct pool_view *pipelines_pool(const struct pipelines *ps) { return &ps->view; }
+
+void pipelines_each_lanes(const struct pipelines *ps, uint32_t ret[POOL_PIPELINES_MAX])
+{
+    for (size_t i = 0; i < ARRAY_LEN(ps->at); i++)
+        ret[i] = ps->at[i].known ? ps->at[i].n_lanes : 0;
+}

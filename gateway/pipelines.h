@@ -12,6 +12,7 @@
 
 #include "common/config.h"
 #include "common/msg.h"
+#include "common/pool_view.h"
 #include "proto/pool_shm.h"
 
 struct pipelines;
@@ -63,7 +64,9 @@ uint32_t pipelines_context(const struct pipelines *ps); /* tokens; 0 before one 
 uint32_t pipelines_trained_context(const struct pipelines *ps);
 bool pipelines_were_ready(const struct pipelines *ps); /* ever */
 bool pipelines_tied(const struct pipelines *ps);       /* to a poold, now */
-/* NULL while there is no pool. */
-const struct pool_header *pipelines_pool(const struct pipelines *ps);
+/* Its header is NULL while there is no pool. */
+const struct pool_view *pipelines_pool(const struct pipelines *ps);
+/* Lanes of each pipeline; 0: not known. */
+void pipelines_each_lanes(const struct pipelines *ps, uint32_t ret[POOL_PIPELINES_MAX]);
 
 #endif

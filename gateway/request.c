@@ -52,6 +52,7 @@ struct requests {
     struct request *walk_next; /* where each_request goes on */
     struct loop_source *tick;
     uint64_t last_id, last_number;
+    uint64_t n_moved, n_ended; /* attempts; moved ones are among the ended */
     uint32_t n;
 };
 
@@ -185,6 +186,7 @@ static void submit(struct request *r)
 static void end_attempt(struct request *r)
 {
     uint64_t now = now_us();
+    r->of->n_ended++;
     r->pipeline->load--;
     r->pipeline = NULL;
     r->state = REQUEST_WAITING;
@@ -300,6 +302,7 @@ static void go_elsewhere(struct request *r, uint32_t to)
 {
     uint32_t from = r->pipeline->id + 1;
     end_attempt(r);
+    r->of->n_moved++;
     r->to = to;
     r->from = from;
     submit(r);
@@ -493,6 +496,12 @@ void requests_end_all(struct requests *rs, enum fault_kind fault, const char *te
 }
 
 uint32_t requests_in_flight(const struct requests *rs) { return rs->n; }
+
+void requests_ended(const struct requests *rs, uint64_t *ret_moved, uint64_t *ret_lost)
+{
+    *ret_moved = rs->n_moved;
+    *ret_lost = rs->n_ended - rs->n_moved;
+}
 
 uint32_t requests_unstarted(const struct requests *rs)
 {

@@ -68,6 +68,8 @@ uint32_t request_cached_tokens(const struct request *r);
 void requests_end_all(struct requests *rs, enum fault_kind fault, const char *text);
 
 uint32_t requests_in_flight(const struct requests *rs); /* those being cancelled included */
+/* Attempts that ended, and were or will be submitted again: moved, or lost. */
+void requests_ended(const struct requests *rs, uint64_t *ret_moved, uint64_t *ret_lost);
 uint32_t requests_unstarted(const struct requests *rs); /* without a lane */
 
 /* For pipelines' events. */

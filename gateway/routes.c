@@ -26,6 +26,8 @@ static const struct route routes[] = {
     {"POST", "/v1/chat/completions",      openai_chat           },
     {"POST", "/v1/messages",              anthropic_messages    },
     {"POST", "/v1/messages/count_tokens", anthropic_count_tokens},
+    {"POST", "/v1/completions",           openai_completions    },
+    {"POST", "/v1/responses",             openai_responses      },
     {"POST", "/v1/embeddings",            openai_embeddings     },
     {"POST", "/embeddings",               openai_embeddings     },
     {"GET",  "/v1/models",                openai_models         },
@@ -62,6 +64,14 @@ static void serve_metrics(struct gateway *g, struct exchange *x)
         .in_flight = requests_in_flight(g->requests),
         .unstarted = requests_unstarted(g->requests),
     };
+    const char *accept = exchange_header(x, "Accept");
+    if (accept && strstr(accept, "application/json")) {
+        uint32_t n_lanes[POOL_PIPELINES_MAX];
+        pipelines_each_lanes(g->pipelines, n_lanes);
+        reply_json(x, 200, metrics_pool_json(now.pool, n_lanes));
+        return;
+    }
+    requests_ended(g->requests, &now.moved, &now.lost);
     metrics_text(&g->metrics, &now, &text);
     reply_text(x, "text/plain; version=0.0.4; charset=utf-8", &text);
 }

@@ -72,7 +72,7 @@ const struct field field_table[] = {
     {"text.format.type",             API_RESPONSES,      FIELD_TEXT,   0},
     {"chat_template_kwargs",         API_CHAT | API_APPLY_TEMPLATE, FIELD_OBJECT, AT(kwargs)},
     {"thinking",                     MESSAGES,           FIELD_OBJECT, AT(thinking)},
-    {"metadata",                     API_MESSAGES,       FIELD_OBJECT, AT(metadata)},
+    {"metadata",                     API_MESSAGES | API_RESPONSES,       FIELD_OBJECT, AT(metadata)},
     {"content",                      API_TOKENIZE,       FIELD_STRING, AT(content), .required = true},
     {"add_special",                  API_TOKENIZE,       FIELD_BOOL,   AT(add_special), 0, 1, 0},
     {"parse_special",                API_TOKENIZE,       FIELD_BOOL,   AT(parse_special), 0, 1, 1},

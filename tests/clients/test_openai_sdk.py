@@ -119,8 +119,9 @@ def test_errors(client):
         long = [{"role": "user", "content": "word " * 4000}]
         client.chat.completions.create(model="tiny", messages=long, stream=True)
     assert caught.value.code == "context_length_exceeded" and "2048" in caught.value.message
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.APIStatusError) as caught:
         client.embeddings.create(model="tiny", input="x")
+    assert caught.value.status_code == 501
 
 
 def test_cancel(c, client):

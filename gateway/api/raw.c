@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * See raw.h. Called for completions of both kinds and for llama.cpp's helpers.
+ */
+#include "gateway/api/raw.h"
+
+#include "gateway/chat.h"
+
+int ids_from(const struct tokenizer *t, const char *name, const json_t *ids, struct fault *fault,
+             struct tokenizer_ids *ret)
+{
+    size_t n = json_array_size(ids);
+    CLEANUP(freep) uint32_t *list = xcalloc(n, sizeof(*list));
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_array_get(ids, i);
+        json_int_t v = json_integer_value(id);
+        if (!json_is_integer(id) || v < 0 || v >= tokenizer_n_vocab(t))
+            return fault_set(fault, FAULT_REQUEST, name,
+                             "'%s[%zu]' must be the id of a token, from 0 to %u.", name, i,
+                             tokenizer_n_vocab(t) - 1);
+        list[i] = (uint32_t)v;
+    }
+    *ret = (struct tokenizer_ids){.ids = TAKE(list), .n = n};
+    return 0;
+}
+
+static int prompt_ids(const struct tokenizer *t, const json_t *ids, uint32_t n_ctx,
+                      struct fault *fault, struct tokenizer_ids *ret)
+{
+    if (json_array_size(ids) >= n_ctx) {
+        int r =
+            fault_set(fault, FAULT_CONTEXT, "prompt",
+                      "The prompt has %zu tokens and the context %u; it must leave room for one "
+                      "more.",
+                      json_array_size(ids), n_ctx);
+        fault->n_prompt_tokens = (uint32_t)json_array_size(ids);
+        fault->n_ctx = n_ctx;
+        return r;
+    }
+    return ids_from(t, "prompt", ids, fault, ret);
+}
+
+int raw_prompt_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_ctx,
+                    struct fault *fault, struct tokenizer_ids *ret)
+{
+    const json_t *first = json_array_get(prompt, 0);
+    if (json_is_array(prompt) && !json_is_integer(first)) {
+        if (json_array_size(prompt) != 1)
+            return fault_set(fault, FAULT_FIELD, "prompt",
+                             "'prompt' must be one prompt: a string or an array of ids.");
+        prompt = first;
+    }
+    if (json_is_string(prompt))
+        return raw_prompt(t, json_string_value(prompt), json_string_length(prompt), n_ctx, fault,
+                          ret);
+    if (json_is_array(prompt) && json_array_size(prompt) > 0)
+        return prompt_ids(t, prompt, n_ctx, fault, ret);
+    return fault_set(fault, FAULT_REQUEST, "prompt",
+                     "'prompt' must be a string or an array of ids, and not empty.");
+}

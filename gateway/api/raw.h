@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef GATEWAY_API_RAW_H
+#define GATEWAY_API_RAW_H
+/*
+ * Prompts that are no chat: a text, or token ids. The text is the client's own prompt in whole, so
+ * control tokens that are written out in it are control tokens.
+ */
+#include "gateway/api/fields.h"
+#include "gateway/tokenizer/tokenizer.h"
+
+/* prompt: a string, an array of ids, or an array of one of these. */
+int raw_prompt_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_ctx,
+                    struct fault *fault, struct tokenizer_ids *ret);
+/* An array of ids of this vocabulary. */
+int ids_from(const struct tokenizer *t, const char *name, const json_t *ids, struct fault *fault,
+             struct tokenizer_ids *ret);
+
+#endif
