@@ -282,8 +282,8 @@ struct pool_page {
     uint32_t n_rows;
     uint32_t pad0_;
     uint64_t drained; /* the worker: number of the last window whose effects are all in the pool */
-    uint64_t windows, bubbles; /* the worker: windows run; times it had none to run while one was
-                                  in flight elsewhere on its pipeline */
+    uint64_t windows, bubbles; /* the worker: windows run; those at whose end the next one was not
+                                  there yet, so that it had none to run while this one went on */
     uint64_t busy_us;          /* the worker: time spent computing */
     uint64_t yields;           /* a head: prompts that let a shorter one pass */
     uint64_t given_back;       /* a head: conversations that made room for older ones */

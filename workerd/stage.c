@@ -43,7 +43,6 @@ struct stage {
     struct stage_order *serving; /* NULL: no life */
     struct trace *trace;
     uint32_t done; /* windows of this life that were run */
-    bool waiting;  /* nothing to run was counted for this wait already */
     struct link_window link_window;
     struct link_lane *link_lanes;
     struct window_lane *lanes;
@@ -173,10 +172,13 @@ static void window_run(struct stage *s)
     }
     shm_store_u64(&page->busy_us, page->busy_us + (now_us() - start));
     shm_store_u64(&page->windows, page->windows + 1);
+    /* Looked at while this window is still in hand, so that the count depends on what was in flight
+     * and not on how fast threads wake. */
+    if (bell_count(link_bell(l, s->setup.stage)) == count)
+        shm_store_u64(&page->bubbles, page->bubbles + 1);
     if (s->trace) trace_window(s->trace, &w, s->link_lanes);
     window_publish(s, &w, count);
     s->done = count;
-    s->waiting = false;
 }
 
 /* ---- lives ---- */
@@ -216,7 +218,6 @@ static bool order_adopt(struct stage *s, struct stage_order *o)
         if (model_use_arena(s->model, o->pool->arena, &why) < 0) stage_fail(&why);
         buffers_size(s, o->pool->table_entries);
         s->done = 0;
-        s->waiting = false;
         /* Nothing of an older life is in hand any more: that is what this number says. */
         drained_raise(o->pool->page, pool_window(o->life, 0));
         s->serving = TAKE(o);
@@ -242,21 +243,9 @@ static void order_wait(struct stage *s)
     (void)eventfd_read(s->order_fd, &n);
 }
 
-/* Counts a wait as a bubble when a window of this life is in flight on another stage. */
-static void bubble_count(struct stage *s, uint32_t mine)
-{
-    const struct link *l = s->serving->link;
-    if (s->waiting || mine != s->done) return;
-    s->waiting = true;
-    if (bell_count(link_bell(l, 0)) == bell_count(link_bell(l, l->h.n_stages))) return;
-    struct pool_page *page = s->serving->pool->page;
-    shm_store_u64(&page->bubbles, page->bubbles + 1);
-}
-
 static void serve(struct stage *s)
 {
     struct link_bell *bell = link_bell(s->serving->link, s->setup.stage);
-    bubble_count(s, bell_count(bell));
     if (bell_wait(bell, s->done, s->setup.want.may_spin ? SPIN_US : 0, LOOK_US)) window_run(s);
 }
 
