@@ -16,6 +16,7 @@ enum {
     STEPS = 100,    /* of a row */
     BUDGET_S = 20,  /* a row ends after this time with the steps that it has */
     LANES_MAX = 64, /* of one window */
+    CHUNK = 256,
 };
 
 static const char *device_name;
@@ -75,6 +76,20 @@ static void bench_prompt(struct rig *r, uint32_t tokens, uint32_t depth)
     r->next_chunk = 1;
 }
 
+/* Chunks that the largest test needs; a prompt counts as one lane. */
+static uint32_t chunks_of(char **tests, int n)
+{
+    uint32_t most = 0;
+    for (int i = 0; i < n; i++) {
+        unsigned a = 0, depth = 0;
+        bool decode = sscanf(tests[i], "decode:%u:%u", &a, &depth) == 2;
+        if (!decode && sscanf(tests[i], "prompt:%u:%u", &a, &depth) != 2) continue;
+        uint32_t lanes = decode ? a : 1, cells = depth + (decode ? WARM_UP + STEPS : a);
+        most = max_u32(most, lanes * (cells / CHUNK + 1));
+    }
+    return most;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 6 || setenv("TEST_DEVICE", argv[1], 1) < 0) {
@@ -88,7 +103,8 @@ int main(int argc, char **argv)
         .context_tokens = context,
         .max_lanes = LANES_MAX,
         .max_rows = PIECE + LANES_MAX,
-        .n_chunks = (context / 256 + 2) * 2 > 1200 ? (context / 256 + 2) * 2 : 1200,
+        .chunk_cells = CHUNK,
+        .n_chunks = chunks_of(argv + 5, argc - 5),
         .kv_resident = all ? 0 : strtoull(argv[4], NULL, 10),
         .no_resident = strcmp(argv[4], "0") == 0,
     };

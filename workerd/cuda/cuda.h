@@ -18,6 +18,10 @@ enum {
     CUDA_PICKS = 64,      /* rows that a list picks, and greedy tokens that it gives, at most */
 };
 
+/* The arena is registered in pieces: one call holds a lock of the driver that every process's calls
+ * need; 4 GiB take 0.2 s. No copy may cross from one piece into the next. */
+#define CUDA_REGISTER_BYTES (UINT64_C(4) << 30)
+
 struct backend_weight {
     enum cuda_pack pack;
     uint32_t type; /* enum ggml_type of a table */

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "common/log.h"
 #include "workerd/cuda/cuda.h"
 
 enum {
@@ -196,6 +197,7 @@ int cuda_sync(struct backend *b)
     if (b->list->n_ops > 0 && !b->refused && b->failed == cudaSuccess) list_launch(b);
     (void)cuda_ok(b, cudaStreamSynchronize(b->stream));
     bool good = !b->refused && b->failed == cudaSuccess;
+    if (b->failed != cudaSuccess) log_error("%s: %s", b->name, cudaGetErrorString(b->failed));
     if (good && b->store_to)
         memcpy(b->store_to, b->host_activations, b->store_values * sizeof(float));
     if (good && b->tokens_to) memcpy(b->tokens_to, b->host_tokens, b->n_tokens * sizeof(uint32_t));

@@ -70,6 +70,19 @@ static int32_t place_find(struct backend *b)
     return CUDA_NOT_RESIDENT;
 }
 
+static void copy_up(struct backend *b, uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+    while (bytes > 0) {
+        uint64_t left =
+            CUDA_REGISTER_BYTES - (uint64_t)(from - b->registered) % CUDA_REGISTER_BYTES;
+        uint64_t n = min_u64(bytes, left);
+        (void)cuda_ok(b, cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, b->stream));
+        to += n;
+        from += n;
+        bytes -= n;
+    }
+}
+
 static void chunk_load(struct backend *b, uint32_t chunk, int32_t slot, uint32_t cells)
 {
     uint32_t block_cells = 1u << b->block_shift;
@@ -77,8 +90,7 @@ static void chunk_load(struct backend *b, uint32_t chunk, int32_t slot, uint32_t
     for (uint32_t i = 0; i < b->want.n_layers && bytes; i++) {
         uint8_t *to = b->resident.memory +
                       ((uint64_t)i * b->resident.n_slots + (uint32_t)slot) * b->chunk_bytes;
-        const uint8_t *from = b->run[i] + chunk * b->chunk_bytes;
-        (void)cuda_ok(b, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, b->stream));
+        copy_up(b, to, b->run[i] + chunk * b->chunk_bytes, bytes);
     }
 }
 

@@ -8,9 +8,6 @@
 
 #include "workerd/cuda/cuda.h"
 
-/* One call holds a lock of the driver that every process's calls need; 4 GiB take 0.2 s. */
-#define REGISTER_BYTES (UINT64_C(4) << 30)
-
 static uint64_t page_up(uint64_t v) { return (v + 4095) / 4096 * 4096; }
 
 int cuda_window_new(struct backend *b)
@@ -36,7 +33,7 @@ int cuda_window_new(struct backend *b)
 
 void cuda_arena_release(struct backend *b)
 {
-    for (uint64_t at = 0; b->registered && at < b->arena_bytes; at += REGISTER_BYTES)
+    for (uint64_t at = 0; b->registered && at < b->arena_bytes; at += CUDA_REGISTER_BYTES)
         (void)cudaHostUnregister(b->registered + at);
     (void)cudaGetLastError(); /* a mapping that is gone was let go of with it */
     b->registered = NULL;
@@ -47,8 +44,8 @@ static int arena_register(struct backend *b, struct pool_arena *arena, struct wh
     cuda_arena_release(b);
     b->arena_bytes = page_up(arena->bytes);
     b->pool_id = arena->pool_id;
-    for (uint64_t at = 0; at < b->arena_bytes; at += REGISTER_BYTES) {
-        uint64_t n = min_u64(REGISTER_BYTES, b->arena_bytes - at);
+    for (uint64_t at = 0; at < b->arena_bytes; at += CUDA_REGISTER_BYTES) {
+        uint64_t n = min_u64(CUDA_REGISTER_BYTES, b->arena_bytes - at);
         cudaError_t e = cudaHostRegister((uint8_t *)arena + at, n,
                                          cudaHostRegisterMapped | cudaHostRegisterPortable);
         if (e != cudaSuccess) {
