@@ -183,7 +183,7 @@ static void on_arena(void *arg, int result, const char *text)
         return;
     }
     log_error("%s", text);
-    loop_stop(d->loop, result);
+    daemon_end(d, result);
 }
 
 static int fit_arena(struct daemon *d, struct process *who, struct why *why,
@@ -331,7 +331,7 @@ static void attach(struct daemon *d, struct process *who)
         f->answered = true;
         /* Nothing that could serve will ever fit: no use in staying. */
         if (code == CISTERN__CODE__NEVER_FITS || (r == -ENOSPC && code == CISTERN__CODE__LAYOUT))
-            loop_stop(d->loop, r);
+            daemon_end(d, r);
         return;
     }
     log_info("%s attached: layers %u to %u", process_name(who), f->first_layer,

@@ -51,7 +51,8 @@ struct daemon {
     struct arena *arena[POOL_STAGES_MAX];
     struct pipeline_state pipeline[POOL_PIPELINES_MAX];
     struct pending *pending;
-    struct loop_source *drain_timer, *tick_timer, *watchdog_timer, *signals;
+    struct loop_source *drain_timer, *tick_timer, *watchdog_timer, *end_timer, *signals;
+    int end_result;
     uint64_t retried; /* commits when the waiting operations were tried last */
     bool draining;    /* drain_timer runs */
     uint64_t tick_us, started_us;
@@ -61,6 +62,8 @@ struct daemon {
 
 /* serve.c */
 int daemon_run(const struct config *config, struct why *why);
+/* Ends the daemon because of a failure, once what was sent is out: who is refused must hear why. */
+void daemon_end(struct daemon *d, int result);
 void daemon_send(struct daemon *d, uint64_t to, uint64_t number, Cistern__Envelope *m);
 void daemon_refuse(struct daemon *d, uint64_t to, uint64_t number, Cistern__Code code,
                    const char *format, ...) __attribute__((format(printf, 5, 6)));

@@ -12,7 +12,10 @@
 #include "common/log.h"
 #include "poold/daemon.h"
 
-enum { TICK_US = 250000 };
+enum {
+    TICK_US = 250000,
+    LAST_WORDS_US = 100000, /* for messages to leave before a failed daemon ends */
+};
 
 void daemon_send(struct daemon *d, uint64_t to, uint64_t number, Cistern__Envelope *m)
 {
@@ -39,6 +42,21 @@ void daemon_broadcast(struct daemon *d, Cistern__Envelope *m)
 {
     for (struct process *w = processes_first(d->processes); w; w = w->next)
         if (w->sock >= 0 && w->owner) daemon_send(d, w->incarnation, 0, m);
+}
+
+static void on_end(void *arg)
+{
+    struct daemon *d = arg;
+    loop_stop(d->loop, d->end_result);
+}
+
+void daemon_end(struct daemon *d, int result)
+{
+    if (d->end_timer) return;
+    d->end_result = result;
+    int r = loop_add_timer(d->loop, on_end, d, &d->end_timer);
+    if (r == 0) r = loop_set_timer(d->end_timer, LAST_WORDS_US, 0);
+    if (r < 0) loop_stop(d->loop, result);
 }
 
 /* ---- messages ---- */
