@@ -17,6 +17,8 @@ struct chat_format {
     const struct tokenizer *tokenizer;
     json_t *trusted; /* bos_token, eos_token: text that may hold control tokens */
     bool knows_tools;
+    char *source;
+    size_t source_bytes;
 };
 
 /* ---- life -------------------------------------------------------------------------------- */
@@ -53,6 +55,9 @@ int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, str
     if (r < 0) return why_set(why, -ENOENT, "%s has no chat template", gguf_path(g));
     CLEANUP(chat_format_freep) struct chat_format *c = xnew(struct chat_format);
     c->tokenizer = tokenizer;
+    c->source = strndup(source.at, source.bytes);
+    c->source_bytes = source.bytes;
+    if (!c->source) return -ENOMEM;
     c->trusted = json_object();
     if (!c->trusted) return -ENOMEM;
     set_token(c, "bos_token", tokenizer_bos(tokenizer));
@@ -64,6 +69,12 @@ int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, str
     return 0;
 }
 
+const char *chat_source(const struct chat_format *c, size_t *ret_bytes)
+{
+    *ret_bytes = c->source_bytes;
+    return c->source;
+}
+
 bool chat_knows_tools(const struct chat_format *c) { return c->knows_tools; }
 
 void chat_format_free(struct chat_format *c)
@@ -71,6 +82,7 @@ void chat_format_free(struct chat_format *c)
     if (!c) return;
     if (c->template) chat_template_free(c->template);
     json_decref(c->trusted);
+    free(c->source);
     free(c);
 }
 

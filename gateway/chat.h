@@ -40,6 +40,7 @@ int chat_text(const struct chat_format *c, const struct chat_input *in, struct f
 /* A text that is a prompt as it stands: control tokens written out in it are control tokens. */
 int raw_prompt(const struct tokenizer *t, const char *text, size_t bytes, uint32_t n_ctx,
                struct fault *fault, struct tokenizer_ids *ret);
+const char *chat_source(const struct chat_format *c, size_t *ret_bytes); /* of the template */
 bool chat_knows_tools(const struct chat_format *c); /* or they are written out for it */
 
 #endif

@@ -11,7 +11,7 @@
 #include "gateway/bytebuf.h"
 
 enum {
-    METRICS_ROUTES_MAX = 16,
+    METRICS_ROUTES_MAX = 32,
     METRICS_STATUSES = 11, /* see metrics.c */
     METRICS_BUCKETS = 14,
 };

@@ -316,6 +316,11 @@ bool pipelines_drained(const struct pipelines *ps)
     return any && pipelines_ready(ps) == 0;
 }
 
+const struct pipeline *pipelines_at(const struct pipelines *ps, uint32_t i)
+{
+    return i < ARRAY_LEN(ps->at) ? &ps->at[i] : NULL;
+}
+
 uint32_t pipelines_ready(const struct pipelines *ps)
 {
     uint32_t n = 0;

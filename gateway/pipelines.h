@@ -58,6 +58,8 @@ static inline void pipelines_freep(struct pipelines **ps) { pipelines_free(*ps);
  */
 struct pipeline *pipelines_pick(struct pipelines *ps, uint32_t to, uint32_t from);
 bool pipelines_drained(const struct pipelines *ps); /* none is ready, and one would be */
+/* The i-th known, ready or not; NULL past the last. */
+const struct pipeline *pipelines_at(const struct pipelines *ps, uint32_t i);
 uint32_t pipelines_ready(const struct pipelines *ps);
 uint32_t pipelines_lanes(const struct pipelines *ps);   /* of the ready ones */
 uint32_t pipelines_context(const struct pipelines *ps); /* tokens; 0 before one was ready */

@@ -481,6 +481,22 @@ void request_leave(struct request *r) { leave(r, UINT32_MAX); }
 void request_stop(struct request *r, uint32_t keep) { leave(r, keep); }
 uint32_t request_cached_tokens(const struct request *r) { return r->cached_tokens; }
 
+bool requests_on_row(const struct requests *rs, uint32_t row, uint64_t generation,
+                     struct request_view *ret)
+{
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (const struct request *r = rs->bucket[i]; r; r = r->next) {
+            if (r->resume_row != row + 1 || r->resume_generation != generation) continue;
+            *ret = (struct request_view){.id = r->id,
+                                         .n_prompt = r->ask.n_prompt,
+                                         .n_cached = r->cached_tokens,
+                                         .n_generated = r->n_generated,
+                                         .max_tokens = r->ask.max_tokens};
+            return true;
+        }
+    return false;
+}
+
 static void end_one(struct request *r, void *arg)
 {
     const struct request_end *end = arg;

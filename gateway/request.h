@@ -64,6 +64,13 @@ void request_leave(struct request *r);
 /* A stop string: only the first keep tokens are worth keeping. */
 void request_stop(struct request *r, uint32_t keep);
 uint32_t request_cached_tokens(const struct request *r);
+/* What is going on in a row of the pool, if it is a request of this gateway. */
+struct request_view {
+    uint64_t id;
+    uint32_t n_prompt, n_cached, n_generated, max_tokens;
+};
+bool requests_on_row(const struct requests *rs, uint32_t row, uint64_t generation,
+                     struct request_view *ret);
 /* Every request ends with this fault; for the end of the process. */
 void requests_end_all(struct requests *rs, enum fault_kind fault, const char *text);
 

@@ -10,8 +10,10 @@
 #include <strings.h>
 
 #include "gateway/api/anthropic.h"
+#include "gateway/api/llamacpp.h"
 #include "gateway/api/openai.h"
 #include "gateway/api/reply.h"
+#include "gateway/cors.h"
 
 struct route {
     const char *method; /* GET also serves HEAD */
@@ -23,18 +25,24 @@ static void serve_health(struct gateway *g, struct exchange *x);
 static void serve_metrics(struct gateway *g, struct exchange *x);
 
 static const struct route routes[] = {
-    {"POST", "/v1/chat/completions",      openai_chat           },
-    {"POST", "/v1/messages",              anthropic_messages    },
-    {"POST", "/v1/messages/count_tokens", anthropic_count_tokens},
-    {"POST", "/v1/completions",           openai_completions    },
-    {"POST", "/v1/responses",             openai_responses      },
-    {"POST", "/v1/embeddings",            openai_embeddings     },
-    {"POST", "/embeddings",               openai_embeddings     },
-    {"GET",  "/v1/models",                openai_models         },
-    {"GET",  "/v1/models/",               openai_model          },
-    {"GET",  "/health",                   serve_health          },
-    {"GET",  "/v1/health",                serve_health          },
-    {"GET",  "/metrics",                  serve_metrics         },
+    {"POST", "/v1/chat/completions",      openai_chat            },
+    {"POST", "/v1/completions",           openai_completions     },
+    {"POST", "/v1/responses",             openai_responses       },
+    {"POST", "/v1/messages",              anthropic_messages     },
+    {"POST", "/v1/messages/count_tokens", anthropic_count_tokens },
+    {"POST", "/v1/embeddings",            openai_embeddings      },
+    {"GET",  "/v1/models",                openai_models          },
+    {"GET",  "/v1/models/",               openai_model           },
+    {"POST", "/completion",               llamacpp_completion    },
+    {"POST", "/tokenize",                 llamacpp_tokenize      },
+    {"POST", "/detokenize",               llamacpp_detokenize    },
+    {"POST", "/apply-template",           llamacpp_apply_template},
+    {"GET",  "/props",                    llamacpp_props         },
+    {"GET",  "/slots",                    llamacpp_slots         },
+    {"GET",  "/version",                  llamacpp_version       },
+    {"GET",  "/health",                   serve_health           },
+    {"GET",  "/v1/health",                serve_health           },
+    {"GET",  "/metrics",                  serve_metrics          },
 };
 
 enum { ROUTE_OTHER = ARRAY_LEN(routes) /* in the metrics: whatever none of them serves */ };
@@ -133,22 +141,20 @@ static void serve_route(struct gateway *g, struct exchange *x, const struct rout
     }
 }
 
-void routes_serve(void *arg, struct exchange *x)
+/* Whether it may be asked at all; a supervisor asks for health without a key. */
+static int check_client(const struct gateway *g, const struct exchange *x, struct fault *fault)
 {
-    struct gateway *g = arg;
+    const char *host = exchange_header(x, "Host"), *path = exchange_path(x);
+    if (host && !host_is_ours(g, host))
+        return fault_set(fault, FAULT_HOST, NULL,
+                         "The Host header names no host of this server; gateway.hosts lists more.");
+    if (strcmp(path, "/health") == 0 || strcmp(path, "/v1/health") == 0) return 0;
+    return keys_check(g->keys, x, fault);
+}
+
+static void serve_path(struct gateway *g, struct exchange *x)
+{
     struct fault fault;
-    const char *host = exchange_header(x, "Host");
-    exchange_set_route(x, ROUTE_OTHER);
-    if (host && !host_is_ours(g, host)) {
-        (void)fault_set(&fault, FAULT_HOST, NULL,
-                        "The Host header names no host of this server; gateway.hosts lists more.");
-        reply_fault(x, &fault);
-        return;
-    }
-    if (strcmp(exchange_path(x), "*") == 0 && strcmp(exchange_method(x), "OPTIONS") == 0) {
-        exchange_answer(x, &(struct answer){.status = 204, .allow = "GET, HEAD, POST, OPTIONS"});
-        return;
-    }
     for (unsigned i = 0; i < ARRAY_LEN(routes); i++) {
         if (!path_matches(&routes[i], exchange_path(x))) continue;
         exchange_set_route(x, i);
@@ -159,6 +165,22 @@ void routes_serve(void *arg, struct exchange *x)
                     "There is nothing at this path; see GET /v1/models "
                     "and POST /v1/chat/completions.");
     reply_fault(x, &fault);
+}
+
+void routes_serve(void *arg, struct exchange *x)
+{
+    struct gateway *g = arg;
+    struct fault fault;
+    exchange_set_route(x, ROUTE_OTHER);
+    bool preflight = cors_allow(g->config->gateway.cors_origins, x);
+    if (preflight)
+        exchange_answer(x, &(struct answer){.status = 204});
+    else if (check_client(g, x, &fault) < 0)
+        reply_fault(x, &fault);
+    else if (strcmp(exchange_path(x), "*") == 0 && strcmp(exchange_method(x), "OPTIONS") == 0)
+        exchange_answer(x, &(struct answer){.status = 204, .allow = "GET, HEAD, POST, OPTIONS"});
+    else
+        serve_path(g, x);
 }
 
 void routes_too_large(void *arg, struct exchange *x)

@@ -305,10 +305,10 @@ int generation_admits(const struct gateway *g, const struct exchange *x, struct 
 int generation_model(const struct gateway *g, const struct ask *ask, struct fault *fault)
 {
     const char *name = json_string_value(ask->model);
-    if (!g->config->gateway.strict_model || (name && strcmp(name, g->model.name) == 0)) return 0;
+    if (!g->config->gateway.strict_model || !name || strcmp(name, g->model.name) == 0) return 0;
     return fault_set(fault, FAULT_MODEL, "model",
                      "There is no model '%.64s' here; the one that is served is called '%.128s'.",
-                     name ? name : "", g->model.name);
+                     name, g->model.name);
 }
 
 void generation_start(struct gateway *gateway, struct exchange *x, const struct shape *shape,

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * llama.cpp's own completion (llamacpp.h): a prompt as it stands, in that server's shape.
+ */
+#include "gateway/api/generation.h"
+#include "gateway/api/llamacpp.h"
+#include "gateway/api/raw.h"
+#include "gateway/api/reply.h"
+
+static const char *stop_type(const struct choice *c)
+{
+    switch (c->ending) {
+    case ENDED_BY_MODEL:
+        return "eos";
+    case ENDED_BY_STRING:
+        return "word";
+    case ENDED_BY_LENGTH:
+        return "limit";
+    case ENDED_NOT:
+        break;
+    }
+    return "none";
+}
+
+/* Takes content. */
+static json_t *last_json(const struct generation *g, json_t *content)
+{
+    const struct choice *c = &g->choice[0];
+    return json_pack("{s:i,s:o,s:b,s:s,s:s,s:s,s:I,s:I,s:I,s:b}", "index", 0, "content", content,
+                     "stop", 1, "model", g->gateway->model.name, "stop_type", stop_type(c),
+                     "stopping_word", c->stop_string ? c->stop_string : "", "tokens_predicted",
+                     (json_int_t)c->n_generated, "tokens_evaluated", (json_int_t)g->prompt.n,
+                     "tokens_cached", (json_int_t)g->n_cached, "truncated", (int)c->truncated);
+}
+
+static int begin(struct generation *g)
+{
+    (void)g;
+    return 0;
+}
+
+static int send_text(struct choice *c, json_t *text)
+{
+    return generation_send(c->of, NULL,
+                           json_pack("{s:i,s:o,s:b}", "index", 0, "content", text, "stop", 0));
+}
+
+static int end(struct generation *g)
+{
+    return generation_send(g, NULL, last_json(g, json_string("")));
+}
+
+static int fail(struct generation *g, const struct fault *fault)
+{
+    return generation_send(g, NULL, fault_json(fault));
+}
+
+static json_t *whole(struct generation *g) { return last_json(g, choice_text(&g->choice[0])); }
+
+static const struct shape shape = {
+    .id_prefix = "cmpl-",
+    .begin = begin,
+    .text = send_text,
+    .end = end,
+    .fail = fail,
+    .whole = whole,
+};
+
+void llamacpp_completion(struct gateway *g, struct exchange *x)
+{
+    struct fault fault;
+    struct ask ask = {0};
+    struct tokenizer_ids prompt = {0};
+    size_t bytes;
+    const char *body = exchange_body(x, &bytes);
+    int r = generation_admits(g, x, &fault);
+    if (r == 0) r = ask_parse(API_COMPLETION, body, bytes, &fault, &ask);
+    if (r == 0) r = generation_model(g, &ask, &fault);
+    if (r == 0)
+        r = raw_prompt_from(g->model.tokenizer, ask.prompt, gateway_context(g), &fault, &prompt);
+    if (r < 0)
+        reply_fault(x, &fault);
+    else
+        generation_start(g, x, &shape, &ask, &prompt);
+    ask_fini(&ask);
+}
