@@ -12,6 +12,7 @@
 #include "gateway/api/anthropic.h"
 #include "gateway/api/llamacpp.h"
 #include "gateway/api/openai.h"
+#include "gateway/api/openapi.h"
 #include "gateway/api/reply.h"
 #include "gateway/cors.h"
 
@@ -40,6 +41,7 @@ static const struct route routes[] = {
     {"GET",  "/props",                    llamacpp_props         },
     {"GET",  "/slots",                    llamacpp_slots         },
     {"GET",  "/version",                  llamacpp_version       },
+    {"GET",  "/openapi.json",             openapi_serve          },
     {"GET",  "/health",                   serve_health           },
     {"GET",  "/v1/health",                serve_health           },
     {"GET",  "/metrics",                  serve_metrics          },

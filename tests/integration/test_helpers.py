@@ -134,6 +134,28 @@ def test_slots_show_what_runs(c):
     eventually(lambda: not busy_slots(), "the slot is free")
 
 
+def test_openapi_says_what_is_parsed(c):
+    """Bounds that the document states are those at which bodies are refused."""
+    paths = ask(c, "GET", "/openapi.json")[2]["paths"]
+    for path, base in (
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/messages", {"messages": HELLO}),
+        ("/completion", {"prompt": "x"}),
+    ):
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert set(body.get("required", [])) == set(base)
+        numbers = {n: s for n, s in body["properties"].items() if "maximum" in s}
+        assert {"temperature", "top_p"} <= set(numbers)
+        for name, schema in numbers.items():
+            for value in (schema["minimum"] - 1, schema["maximum"] + 1):
+                status, _, answer = ask(c, "POST", path, {**base, name: value})
+                assert status == 400 and name in answer["error"]["message"], (path, name, value)
+    assert "400" in paths["/v1/chat/completions"]["post"]["responses"]
+    assert "529" in paths["/v1/messages"]["post"]["responses"]
+
+
 def test_strict_model(c):
     for path, body in (
         ("/v1/chat/completions", {"messages": HELLO}),

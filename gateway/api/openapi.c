@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * See openapi.h. What a body may hold is said field by field from field_table; nothing about a
+ * field is written here.
+ */
+#include "gateway/api/openapi.h"
+
+#include <string.h>
+
+#include "gateway/api/fields.h"
+#include "gateway/api/reply.h"
+
+static const struct operation {
+    const char *path, *method;
+    enum api_id api; /* 0: no body */
+    const char *summary;
+} operations[] = {
+    {"/v1/chat/completions",      "post", API_CHAT,           "A chat's next message."               },
+    {"/v1/completions",           "post", API_COMPLETIONS,    "What follows a prompt."               },
+    {"/v1/responses",             "post", API_RESPONSES,      "A response to items."                 },
+    {"/v1/messages",              "post", API_MESSAGES,       "A chat's next message."               },
+    {"/v1/messages/count_tokens", "post", API_COUNT_TOKENS,   "How many tokens a prompt has."        },
+    {"/completion",               "post", API_COMPLETION,     "What follows a prompt."               },
+    {"/tokenize",                 "post", API_TOKENIZE,       "The tokens of a text."                },
+    {"/detokenize",               "post", API_DETOKENIZE,     "The text of tokens."                  },
+    {"/apply-template",           "post", API_APPLY_TEMPLATE, "A chat's prompt."                     },
+    {"/v1/models",                "get",  0,                  "The models that are served."          },
+    {"/props",                    "get",  0,                  "What is served, and how."             },
+    {"/slots",                    "get",  0,                  "What is going on in each lane."       },
+    {"/version",                  "get",  0,                  "The version of the server."           },
+    {"/health",                   "get",  0,                  "Whether a request could be served."   },
+    {"/metrics",                  "get",  0,                  "What is counted, as Prometheus reads."},
+};
+
+static json_t *number_json(const struct field *f, const char *type)
+{
+    json_t *s = json_pack("{s:[s,s]}", "type", type, "null");
+    bool whole = strcmp(type, "integer") == 0;
+    (void)json_object_set_new(s, "minimum",
+                              whole ? json_integer((json_int_t)f->min) : json_real(f->min));
+    (void)json_object_set_new(s, "maximum",
+                              whole ? json_integer((json_int_t)f->max) : json_real(f->max));
+    return s;
+}
+
+/* null is "not said" for every field that need not be there. */
+static json_t *typed(const struct field *f, const char *type)
+{
+    if (f->required) return json_pack("{s:s}", "type", type);
+    return json_pack("{s:[s,s]}", "type", type, "null");
+}
+
+static json_t *stops_json(void)
+{
+    return json_pack("{s:[{s:[s,s],s:i,s:i},{s:s,s:i,s:{s:s,s:i,s:i}}]}", "anyOf", "type", "string",
+                     "null", "minLength", 1, "maxLength", TEXT_STOP_BYTES_MAX, "type", "array",
+                     "maxItems", TEXT_STOPS_MAX, "items", "type", "string", "minLength", 1,
+                     "maxLength", TEXT_STOP_BYTES_MAX);
+}
+
+static json_t *schema_of(const struct field *f)
+{
+    switch (f->type) {
+    case FIELD_BOOL:
+        if (f->max < 1) return json_pack("{s:[b,n]}", "enum", 0);
+        return typed(f, "boolean");
+    case FIELD_U32:
+        return number_json(f, "integer");
+    case FIELD_FLOAT:
+        return number_json(f, "number");
+    case FIELD_SEED:
+        return typed(f, "integer");
+    case FIELD_STOPS:
+        return stops_json();
+    case FIELD_STRING:
+        return typed(f, "string");
+    case FIELD_LIST:
+        return json_pack("{s:s,s:i}", "type", "array", "minItems", 1);
+    case FIELD_ARRAY:
+        return typed(f, "array");
+    case FIELD_OBJECT:
+        return typed(f, "object");
+    case FIELD_CHOICE:
+        return json_pack("{s:[{s:[s,s,n]},{s:s}]}", "anyOf", "enum", "auto", "none", "type",
+                         "object");
+    case FIELD_NONE:
+        return json_pack("{s:[s,[],{},n]}", "enum", "");
+    case FIELD_TEXT:
+        return json_pack("{s:[s,n]}", "enum", "text");
+    case FIELD_ABSENT:
+        return json_pack("{s:s}", "type", "null");
+    case FIELD_ANY:
+        break;
+    }
+    return json_object();
+}
+
+/* The properties that "a.b" lies in, made on the way. */
+static json_t *properties_at(json_t *schema, const char **name)
+{
+    json_t *properties = json_object_get(schema, "properties");
+    for (const char *dot; (dot = strchr(*name, '.')); *name = dot + 1) {
+        size_t n = (size_t)(dot - *name);
+        json_t *outer = json_object_getn(properties, *name, n);
+        if (!outer) {
+            outer = json_pack("{s:[s,s],s:{}}", "type", "object", "null", "properties");
+            (void)json_object_setn_new(properties, *name, n, outer);
+        }
+        properties = json_object_get(outer, "properties");
+    }
+    return properties;
+}
+
+static json_t *body_of(enum api_id api)
+{
+    json_t *schema = json_pack("{s:s,s:{}}", "type", "object", "properties");
+    json_t *required = json_array();
+    for (size_t i = 0; i < field_table_n; i++) {
+        const struct field *f = &field_table[i];
+        const char *name = f->name;
+        if (!(f->apis & api)) continue;
+        json_t *properties = properties_at(schema, &name);
+        (void)json_object_set_new(properties, name, schema_of(f));
+        if (f->required) (void)json_array_append_new(required, json_string(f->name));
+    }
+    if (json_array_size(required) > 0) (void)json_object_set(schema, "required", required);
+    json_decref(required);
+    return json_pack("{s:b,s:{s:{s:o}}}", "required", 1, "content", "application/json", "schema",
+                     schema);
+}
+
+/* Whatever a kind of fault may be answered with. */
+static json_t *answers_of(const struct operation *o)
+{
+    json_t *answers = json_pack("{s:{s:s}}", "200", "description", o->summary);
+    enum fault_style style =
+        o->api == API_MESSAGES || o->api == API_COUNT_TOKENS ? FAULT_ANTHROPIC : FAULT_OPENAI;
+    for (int kind = FAULT_NONE + 1; kind < FAULT_KINDS; kind++) {
+        const struct fault_row *row = fault_row((enum fault_kind)kind);
+        char status[16];
+        (void)snprintf(status, sizeof(status), "%u", row->status[style]);
+        (void)json_object_set_new(answers, status,
+                                  json_pack("{s:s}", "description", row->type[style]));
+    }
+    return answers;
+}
+
+json_t *openapi_document(void)
+{
+    json_t *paths = json_object();
+    for (size_t i = 0; i < ARRAY_LEN(operations); i++) {
+        const struct operation *o = &operations[i];
+        json_t *operation =
+            json_pack("{s:s,s:o}", "summary", o->summary, "responses", answers_of(o));
+        if (o->api) (void)json_object_set_new(operation, "requestBody", body_of(o->api));
+        (void)json_object_set_new(paths, o->path, json_pack("{s:o}", o->method, operation));
+    }
+    return json_pack("{s:s,s:{s:s,s:s},s:o,s:{s:{s:{s:s,s:s},s:{s:s,s:s,s:s}}}}", "openapi",
+                     "3.1.0", "info", "title", "Cistern", "version", CISTERN_VERSION, "paths",
+                     paths, "components", "securitySchemes", "bearer", "type", "http", "scheme",
+                     "bearer", "header", "type", "apiKey", "in", "header", "name", "x-api-key");
+}
+
+void openapi_serve(struct gateway *g, struct exchange *x)
+{
+    (void)g;
+    reply_json(x, 200, openapi_document());
+}
