@@ -258,7 +258,10 @@ port = {o.port}
         status = child.reap()
         words = f"{child.name} (pid {child.process.pid}) {how_it_ended(status)}"
         if not child.was_ready:
-            raise Failure(f"{words} before it was ready ({child.log}):\n{child.last_words()}")
+            last = child.last_words()
+            if "pool.cells" in last:
+                last += "\n  (./demo sizes the pool by --ctx: a smaller one needs less room)"
+            raise Failure(f"{words} before it was ready ({child.log}):\n{last}")
         now = time.monotonic()
         self.restarts.append(now)
         if len(self.restarts) == RESTARTS and now - self.restarts[0] < RESTARTS_WITHIN_S:

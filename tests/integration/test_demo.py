@@ -189,7 +189,7 @@ def test_no_room(demo_model, tmp_path):
     with Demo(demo_model, tmp_path, "--once", "hello", ctx=8 << 20) as demo:
         status, out, err = demo.end()
     assert (status, out) == (1, "")
-    assert "pool.cells" in err and str(demo.memory) in err
+    assert "pool.cells" in err and "--ctx" in err and str(demo.memory) in err
     assert demo.nothing_is_left()
 
 
