@@ -31,7 +31,7 @@ uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens
 /* Cells that a row has to offer: of one that is not idle, what is complete so far. */
 static uint32_t row_cells(const struct pool *p, uint32_t row, const struct pool_body *b)
 {
-    if (b->state == POOL_IDLE) return pool_cached_cells(b);
+    if (b->state == POOL_IDLE || b->state == POOL_WAITING) return pool_cached_cells(b);
     uint32_t valid = pool_valid_cells(p, row);
     return b->state == POOL_CLOSING ? min_u32(b->keep, valid) : valid;
 }
@@ -39,7 +39,7 @@ static uint32_t row_cells(const struct pool *p, uint32_t row, const struct pool_
 static bool offers(const struct pool_body *b, const struct pool_open *ask, bool closing)
 {
     if (b->salt != ask->salt) return false;
-    return b->state == POOL_IDLE || b->state == POOL_ACTIVE ||
+    return b->state == POOL_IDLE || b->state == POOL_ACTIVE || b->state == POOL_WAITING ||
            (closing && b->state == POOL_CLOSING && !b->holder);
 }
 

@@ -10,13 +10,13 @@ struct match {
     uint32_t row;   /* UINT32_MAX: none */
     uint32_t cells; /* common cells, at most n_tokens - 1: the last token is always computed */
     uint32_t valid; /* cells that the row has */
-    uint32_t state; /* of the row: idle, closing or active */
+    uint32_t state; /* of the row: idle, closing, active or waiting */
 };
 
 /* Cells of row that equal the tokens, at most limit. */
 uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens, uint32_t limit);
-/* Over idle and active rows, and closing ones when closing is set. Ties go to idle rows, then to
- * the most recently used. */
+/* Over idle, active and waiting rows, and closing ones when closing is set. Ties go to idle rows,
+ * then to the most recently used. */
 struct match match_best(const struct pool *p, const struct pool_open *ask, bool closing);
 
 #endif

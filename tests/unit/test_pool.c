@@ -564,6 +564,31 @@ START_TEST(waiting_rows_of_a_dead_gateway_are_cached)
 }
 END_TEST
 
+START_TEST(a_waiting_row_lends_and_stays)
+{
+    uint32_t tokens[40], row, fork;
+    for (uint32_t i = 0; i < 40; i++)
+        tokens[i] = 100 + i;
+    struct pool_open ask = {.op = next_op(),
+                            .tokens = tokens,
+                            .n_tokens = 40,
+                            .gateway = 5,
+                            .arrival = pool_next_arrival(pool)};
+    ck_assert_int_eq(pool_open_row(pool, &ask, &row), 0);
+    compute(row, 100, 40);
+    struct pool_orphans o = {.pipeline = 0, .resume = true};
+    pool_close_orphans(pool, &o);
+    ck_assert_uint_eq(pool_drain(pool), 1);
+    ck_assert_int_eq(open_prompt(100, 40, 0, &fork),
+                     0); /* somebody else's, with the same beginning */
+    ck_assert_uint_ne(fork, row);
+    ck_assert_uint_eq(pool_cached_cells(body(fork)), 39);
+    ck_assert_uint_eq(body(row)->state, POOL_WAITING);
+    ck_assert_uint_eq(body(row)->base, 40);
+    check_invariants();
+}
+END_TEST
+
 START_TEST(reconciling_spares_what_the_head_knows_or_will_ask_again)
 {
     uint32_t known, pending, lost;
@@ -682,6 +707,7 @@ int main(void)
     tcase_add_test(t, a_chunk_changes_generation_when_it_is_given_out_again);
     tcase_add_test(t, orphans_wait_for_their_gateway_and_resume);
     tcase_add_test(t, waiting_rows_of_a_dead_gateway_are_cached);
+    tcase_add_test(t, a_waiting_row_lends_and_stays);
     tcase_add_test(t, reconciling_spares_what_the_head_knows_or_will_ask_again);
     tcase_add_test(t, a_damaged_row_is_dropped_and_the_others_stay);
     tcase_add_loop_test(t, invariants_hold_over_random_operations, 0, 8);
