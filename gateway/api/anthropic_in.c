@@ -106,12 +106,11 @@ static json_t *string_from(const struct bytebuf *b)
     return json_stringn(bytebuf_bytes(b), bytebuf_size(b));
 }
 
-static int system_from(const json_t *system, struct fault *fault, json_t *messages)
+static int system_from(const json_t *system, const struct place *at, struct fault *fault,
+                       json_t *messages)
 {
     CLEANUP(bytebuf_fini) struct bytebuf text = {0}, normal = {0};
-    struct place at = place_of("system");
-    if (!system) return 0;
-    int r = text_from(system, &at, fault, &text);
+    int r = text_from(system, at, fault, &text);
     if (r < 0 || bytebuf_size(&text) == 0) return r;
     add_normalised(&normal, bytebuf_bytes(&text), bytebuf_size(&text));
     return json_array_append_new(
@@ -230,8 +229,9 @@ static int message_from(const json_t *message, size_t i, struct fault *fault, js
     const char *role = json_string_value(json_object_get(message, "role"));
     size_t before = json_array_size(messages);
     if (!json_is_object(message)) return bad(fault, &at, "", "an object");
+    struct place content = place_of("messages[%zu].content", i);
     if (role && strcmp(role, "system") == 0)
-        return system_from(json_object_get(message, "content"), fault, messages);
+        return system_from(json_object_get(message, "content"), &content, fault, messages);
     if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
         return bad(fault, &at, ".role", "user or assistant");
     CLEANUP(turn_fini)
@@ -291,9 +291,12 @@ static int tools_from(const struct ask *ask, struct fault *fault, json_t **ret)
 int anthropic_in_from(const struct ask *ask, struct fault *fault, struct anthropic_in *ret)
 {
     CLEANUP(anthropic_in_fini) struct anthropic_in in = {.messages = json_array()};
-    int r = system_from(ask->system, fault, in.messages);
+    struct place system = place_of("system");
+    int r = ask->system ? system_from(ask->system, &system, fault, in.messages) : 0;
     for (size_t i = 0; r == 0 && i < json_array_size(ask->messages); i++)
         r = message_from(json_array_get(ask->messages, i), i, fault, in.messages);
+    if (r == 0 && json_array_size(in.messages) == 0)
+        r = fault_set(fault, FAULT_REQUEST, "messages", "'messages' has no text.");
     if (r == 0) r = tools_from(ask, fault, &in.tools);
     if (r < 0) return r;
     take_prefill(&in);

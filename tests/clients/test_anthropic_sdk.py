@@ -201,6 +201,8 @@ def test_control_tokens_are_never_typed(client):
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, ".id"),
         ({"system": 7}, "system"),
+        ({"messages": [{"role": "system"}]}, "messages[0].content"),
+        ({"messages": [{"role": "system", "content": ""}]}, "messages"),
         ({"extra_body": {"temperature": 9}}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences"),

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The input is the body of a chat completions request: its fields, then its messages through a
- * small template and a small vocabulary. What must hold: a refusal has a sentence and is JSON; a
- * body that is taken is within the ranges that the rest of the gateway relies on; and the prompt
- * has exactly the control tokens of the template, whatever the messages say.
+ * The input is the body of a request, taken by each API in turn: its fields, then what they hold
+ * through a small template and a small vocabulary. What must hold: a refusal has a sentence and is
+ * JSON in both shapes; a body that is taken is within the ranges that the rest of the gateway
+ * relies on; and the prompt has exactly the control tokens of the template, whatever the messages
+ * say.
  */
 #include <assert.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "gateway/api/fields.h"
+#include "gateway/api/anthropic_in.h"
+#include "gateway/api/raw.h"
+#include "gateway/api/responses_in.h"
 #include "gateway/chat.h"
 #include "tests/unit/gguf_write.h"
 
@@ -61,20 +64,26 @@ static void load(void)
     assert(r == 0);
 }
 
-static void check_fault(const struct fault *f)
+static void check_json(json_t *j)
 {
-    assert(f->text[0] && fault_row(f->kind)->status[FAULT_OPENAI] >= 400);
-    json_t *j = fault_json(f);
     char *text = json_dumps(j, JSON_COMPACT);
     assert(text && strstr(text, "\"message\":\""));
     free(text);
     json_decref(j);
 }
 
+static void check_fault(const struct fault *f)
+{
+    assert(f->text[0] && fault_row(f->kind)->status[FAULT_OPENAI] >= 400);
+    assert(fault_row(f->kind)->status[FAULT_ANTHROPIC] >= 400);
+    check_json(fault_json(f));
+    check_json(fault_json_anthropic(f, "req"));
+}
+
 static void check_ask(const struct ask *a)
 {
-    assert(json_array_size(a->messages) > 0);
-    assert(a->max_tokens <= FIELD_TOKENS_MAX && a->n >= 1 && a->n <= GENERATION_CHOICES_MAX);
+    assert(a->max_tokens <= FIELD_TOKENS_MAX || a->max_tokens == UINT32_MAX);
+    assert(a->n <= GENERATION_CHOICES_MAX && !a->unserved && !a->unserved_count);
     assert(a->temperature >= 0 && a->temperature <= 2 && a->top_p >= 0 && a->top_p <= 1);
     assert(a->min_p >= 0 && a->min_p <= 1);
     struct text *text = NULL;
@@ -83,11 +92,32 @@ static void check_ask(const struct ask *a)
     text_free(text);
 }
 
-static void check_prompt(const struct ask *a)
+/* Messages that the template sees: an empty answer at the end is left out, and tools make a system
+ * message where there is none. */
+static size_t n_shown(const json_t *messages, const json_t *tools)
+{
+    size_t n = json_array_size(messages);
+    const json_t *first = json_array_get(messages, 0), *last = json_array_get(messages, n - 1);
+    const char *role = json_string_value(json_object_get(first, "role"));
+    const char *content = json_string_value(json_object_get(last, "content"));
+    const char *last_role = json_string_value(json_object_get(last, "role"));
+    bool empty = n > 1 && strcmp(last_role, "assistant") == 0 && content && !*content &&
+                 json_string_length(json_object_get(last, "content")) == 0 &&
+                 json_array_size(json_object_get(last, "tool_calls")) == 0;
+    bool system = strcmp(role, "system") == 0 || strcmp(role, "developer") == 0;
+    return n - empty + (json_array_size(tools) > 0 && !system);
+}
+
+static void check_chat(const json_t *messages, const json_t *tools, const json_t *kwargs,
+                       const json_t *prefill)
 {
     struct fault fault;
     struct tokenizer_ids ids = {0};
-    struct chat_input in = {.messages = a->messages, .tools = a->tools, .n_ctx = CONTEXT};
+    struct chat_input in = {.messages = messages,
+                            .tools = tools,
+                            .kwargs = kwargs,
+                            .prefill = prefill,
+                            .n_ctx = CONTEXT};
     if (chat_prompt(format, &in, &fault, &ids) < 0) {
         check_fault(&fault);
         return;
@@ -95,21 +125,87 @@ static void check_prompt(const struct ask *a)
     size_t n_control = 0;
     for (size_t i = 0; i < ids.n; i++)
         n_control += tokenizer_is_control(tokenizer, ids.ids[i]);
-    assert(ids.n < CONTEXT && n_control == 2 * json_array_size(a->messages) + 1);
+    assert(ids.n < CONTEXT && n_control == 2 * n_shown(messages, tools) + 1);
+    free(ids.ids);
+}
+
+static void check_messages(const struct ask *a)
+{
+    struct fault fault;
+    struct anthropic_in in;
+    if (anthropic_in_from(a, &fault, &in) < 0) {
+        check_fault(&fault);
+        return;
+    }
+    check_chat(in.messages, in.tools, NULL, in.prefill);
+    anthropic_in_fini(&in);
+}
+
+static void check_items(const struct ask *a)
+{
+    struct fault fault;
+    struct responses_in in;
+    if (responses_in_from(a, &fault, &in) < 0) {
+        check_fault(&fault);
+        return;
+    }
+    check_chat(in.messages, in.tools, NULL, NULL);
+    responses_in_fini(&in);
+}
+
+static void check_raw(const struct ask *a)
+{
+    struct fault fault;
+    struct tokenizer_ids ids = {0};
+    if (raw_prompt_from(tokenizer, a->prompt, CONTEXT, &fault, &ids) < 0) {
+        check_fault(&fault);
+        return;
+    }
+    assert(ids.n > 0 && ids.n < CONTEXT);
+    for (size_t i = 0; i < ids.n; i++)
+        assert(ids.ids[i] < tokenizer_n_vocab(tokenizer));
+    free(ids.ids);
+}
+
+static void check_openai(const struct ask *a)
+{
+    check_chat(a->messages, a->tools, a->kwargs, NULL);
+}
+
+static void check_ids(const struct ask *a)
+{
+    struct fault fault;
+    struct tokenizer_ids ids = {0};
+    if (ids_from(tokenizer, "tokens", a->tokens, &fault, &ids) < 0) check_fault(&fault);
     free(ids.ids);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    struct fault fault;
-    struct ask ask;
+    static const struct {
+        enum api_id api;
+        void (*check)(const struct ask *a);
+    } apis[] = {
+        {API_CHAT,           check_openai  },
+        {API_APPLY_TEMPLATE, check_openai  },
+        {API_MESSAGES,       check_messages},
+        {API_COUNT_TOKENS,   check_messages},
+        {API_RESPONSES,      check_items   },
+        {API_COMPLETIONS,    check_raw     },
+        {API_COMPLETION,     check_raw     },
+        {API_DETOKENIZE,     check_ids     },
+    };
     if (!format) load();
-    if (ask_parse(API_CHAT, (const char *)data, bytes, &fault, &ask) < 0) {
-        check_fault(&fault);
-        return 0;
+    for (size_t i = 0; i < ARRAY_LEN(apis); i++) {
+        struct fault fault;
+        struct ask ask;
+        if (ask_parse(apis[i].api, (const char *)data, bytes, &fault, &ask) < 0) {
+            check_fault(&fault);
+            continue;
+        }
+        check_ask(&ask);
+        apis[i].check(&ask);
+        ask_fini(&ask);
     }
-    check_ask(&ask);
-    check_prompt(&ask);
-    ask_fini(&ask);
     return 0;
 }
