@@ -54,9 +54,9 @@ int transfer_save(struct pool *p, uint32_t row, uint64_t generation, uint64_t ho
     if (row >= p->seg->h->n_rows) return -ENOENT;
     const struct pool_body *source = segment_body(p->seg, row);
     uint32_t cells = pool_cached_cells(source);
-    if (source->state == POOL_FREE || source->generation != generation || cells == 0)
-        return -ENOENT;
+    if (source->state == POOL_FREE || source->generation != generation) return -ENOENT;
     if (source->state != POOL_IDLE && source->state != POOL_WAITING) return -EBUSY;
+    if (cells == 0) return -ENOENT;
     int r = plan_has_row(p, row, false);
     if (r < 0) return r;
     uint32_t own = plan_row(p, row);
