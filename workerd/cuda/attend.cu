@@ -22,16 +22,24 @@ enum {
     JOIN_THREADS = 256,
 };
 
-__device__ __forceinline__ void load8(const float *from, float to[8])
+/* Eight values as they are stored. */
+template <typename T> struct raw8 {
+    uint4 v[sizeof(T) / 2];
+};
+
+__device__ __forceinline__ void values_of(const raw8<float> &from, float to[8])
 {
-    float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
-    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
-    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        to[4 * i] = __uint_as_float(from.v[i].x);
+        to[4 * i + 1] = __uint_as_float(from.v[i].y);
+        to[4 * i + 2] = __uint_as_float(from.v[i].z);
+        to[4 * i + 3] = __uint_as_float(from.v[i].w);
+    }
 }
-__device__ __forceinline__ void load8(const __half *from, float to[8])
+__device__ __forceinline__ void values_of(const raw8<__half> &from, float to[8])
 {
-    uint4 v = *(const uint4 *)from;
-    const __half2 *h = (const __half2 *)&v;
+    const __half2 *h = (const __half2 *)from.v;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float2 f = __half22float2(h[i]);
@@ -68,50 +76,79 @@ __device__ __forceinline__ const T *cell_at(const cuda_attend &a, const part_sha
            (uint64_t)((head << a.kv.block_shift) + cell) * a.kv.head_dim + at;
 }
 
-template <typename T, int CHUNKS>
-__device__ __forceinline__ void scores_make(const cuda_attend &a, part_shared *s, uint32_t first,
-                                            uint32_t n, uint32_t row, uint32_t head, uint32_t h0,
-                                            uint32_t n_heads)
+/* Reads that a thread has under way: of its eight cells as many as 64 registers hold. */
+template <typename T, int CHUNKS> constexpr __host__ __device__ int cells_ahead()
 {
-    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const uint32_t hd = a.kv.head_dim;
-    float q[HEADS][CHUNKS][8];
+    return CHUNKS * sizeof(T) <= 4 ? 8 : CHUNKS * sizeof(T) <= 8 ? 4 : 2;
+}
+
+__device__ __forceinline__ uint32_t own_cell(uint32_t i)
+{
+    return threadIdx.x / WARP * 32 + i * 4 + threadIdx.x % WARP / 8;
+}
+
+/* Asks for this thread's values of its cells from the i-th on. */
+template <typename T, int CHUNKS, int N>
+__device__ __forceinline__ void cells_ask(const cuda_attend &a, const part_shared *s,
+                                          uint32_t first, uint32_t n, uint32_t head, uint64_t off,
+                                          uint32_t i0, raw8<T> to[N][CHUNKS])
+{
 #pragma unroll
-    for (int h = 0; h < HEADS; h++)
+    for (int i = 0; i < N; i++)
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
-            uint32_t at = k * 64 + lane % 8 * 8;
-            bool there = at < hd && h < n_heads;
-            const float *from = a.q.f + (uint64_t)row * a.q.width + (h0 + h) * hd + at;
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                q[h][k][i] = there ? from[i] : 0;
+            uint32_t c = own_cell(i0 + i), at = k * 64 + threadIdx.x % 8 * 8;
+            if (c < n && at < a.kv.head_dim)
+                to[i][k] = *(const raw8<T> *)cell_at<T>(a, s, first, c, head, off, at);
         }
-#pragma unroll 2
-    for (uint32_t i = 0; i < 8; i++) {
-        uint32_t c = warp * 32 + i * 4 + lane / 8;
+}
+
+template <typename T, int CHUNKS, int N>
+__device__ __forceinline__ void scores_add(const cuda_attend &a, part_shared *s, uint32_t n,
+                                           const float q[HEADS][CHUNKS][8], uint32_t i0,
+                                           const raw8<T> kv[N][CHUNKS])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const uint32_t c = own_cell(i0 + i);
         float sum[HEADS] = {};
-        if (c < n) {
 #pragma unroll
-            for (int k = 0; k < CHUNKS; k++) {
-                uint32_t at = k * 64 + lane % 8 * 8;
-                float v[8];
-                if (at >= hd) break;
-                load8(cell_at<T>(a, s, first, c, head, 0, at), v);
+        for (int k = 0; k < CHUNKS; k++) {
+            float v[8];
+            if (k * 64 + threadIdx.x % 8 * 8 >= a.kv.head_dim) break;
+            values_of(kv[i][k], v);
 #pragma unroll
-                for (int h = 0; h < HEADS; h++)
+            for (int h = 0; h < HEADS; h++)
 #pragma unroll
-                    for (int d = 0; d < 8; d++)
-                        sum[h] = fmaf(q[h][k][d], v[d], sum[h]);
-            }
+                for (int d = 0; d < 8; d++)
+                    sum[h] = fmaf(q[h][k][d], v[d], sum[h]);
         }
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
             for (int o = 4; o; o >>= 1)
                 sum[h] += __shfl_xor_sync(~0u, sum[h], o);
-            if (lane % 8 == 0) s->p[h][c] = c < n ? sum[h] * a.scale : -CUDART_INF_F;
+            if (threadIdx.x % 8 == 0) s->p[h][c] = c < n ? sum[h] * a.scale : -CUDART_INF_F;
         }
     }
+}
+
+template <int CHUNKS>
+__device__ __forceinline__ void query_read(const cuda_attend &a, uint32_t row, uint32_t h0,
+                                           uint32_t n_heads, float q[HEADS][CHUNKS][8])
+{
+#pragma unroll
+    for (int h = 0; h < HEADS; h++)
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+            uint32_t at = k * 64 + threadIdx.x % 8 * 8;
+            bool there = at < a.kv.head_dim && h < n_heads;
+            const float4 *from =
+                (const float4 *)(a.q.f + (uint64_t)row * a.q.width + (h0 + h) * a.kv.head_dim + at);
+            float4 x = there ? from[0] : make_float4(0, 0, 0, 0);
+            float4 y = there ? from[1] : make_float4(0, 0, 0, 0);
+            q[h][k][0] = x.x, q[h][k][1] = x.y, q[h][k][2] = x.z, q[h][k][3] = x.w;
+            q[h][k][4] = y.x, q[h][k][5] = y.y, q[h][k][6] = y.z, q[h][k][7] = y.w;
+        }
 }
 
 /* Warp h turns the scores of head h into weights. */
@@ -133,30 +170,36 @@ __device__ __forceinline__ void weights_make(part_shared *s, float *ml)
     if (lane == 0) *(float2 *)ml = make_float2(most, sum);
 }
 
-/* Sums of this thread's cells, then over the four cells of the warp. */
-template <typename T, int CHUNKS>
-__device__ __forceinline__ void values_add(const cuda_attend &a, const part_shared *s,
-                                           uint32_t first, uint32_t n, uint32_t head,
+template <typename T, int CHUNKS, int N>
+__device__ __forceinline__ void values_add(const cuda_attend &a, const part_shared *s, uint32_t n,
+                                           uint32_t i0, const raw8<T> kv[N][CHUNKS],
                                            float o[HEADS][CHUNKS][8])
 {
-    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-#pragma unroll 2
-    for (uint32_t i = 0; i < 8; i++) {
-        uint32_t c = warp * 32 + i * 4 + lane / 8;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const uint32_t c = own_cell(i0 + i);
         if (c >= n) break;
+        float p[HEADS];
+#pragma unroll
+        for (int h = 0; h < HEADS; h++)
+            p[h] = s->p[h][c];
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
-            uint32_t at = k * 64 + lane % 8 * 8;
             float v[8];
-            if (at >= a.kv.head_dim) break;
-            load8(cell_at<T>(a, s, first, c, head, a.kv.v_off, at), v);
+            if (k * 64 + threadIdx.x % 8 * 8 >= a.kv.head_dim) break;
+            values_of(kv[i][k], v);
 #pragma unroll
             for (int h = 0; h < HEADS; h++)
 #pragma unroll
                 for (int d = 0; d < 8; d++)
-                    o[h][k][d] = fmaf(s->p[h][c], v[d], o[h][k][d]);
+                    o[h][k][d] = fmaf(p[h], v[d], o[h][k][d]);
         }
     }
+}
+
+/* Over the four cells that a warp has at once. */
+template <int CHUNKS> __device__ __forceinline__ void warp_join(float o[HEADS][CHUNKS][8])
+{
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
 #pragma unroll
@@ -195,6 +238,7 @@ __device__ __forceinline__ void values_join(float (*sums)[CHUNKS * 64], const fl
 template <typename T, int CHUNKS>
 __global__ void __launch_bounds__(THREADS) split(const cuda_attend a)
 {
+    const int N = cells_ahead<T, CHUNKS>();
     __shared__ part_shared s;
     __shared__ float sums[WARPS][CHUNKS * 64];
     dependency_wait();
@@ -210,13 +254,25 @@ __global__ void __launch_bounds__(THREADS) split(const cuda_attend a)
     for (uint32_t g = 0; g < group; g += HEADS) {
         const uint32_t h0 = head * group + g, n_heads = min(group - g, (uint32_t)HEADS);
         const uint64_t at = ((uint64_t)blockIdx.z * a.kv.n_heads + h0) * a.n_splits + part;
-        scores_make<T, CHUNKS>(a, &s, first, n, row, head, h0, n_heads);
+        raw8<T> kv[N][CHUNKS];
+        float q[HEADS][CHUNKS][8], o[HEADS][CHUNKS][8] = {};
+        query_read<CHUNKS>(a, row, h0, n_heads, q);
+#pragma unroll
+        for (int i = 0; i < 8; i += N) {
+            cells_ask<T, CHUNKS, N>(a, &s, first, n, head, 0, i, kv);
+            scores_add<T, CHUNKS, N>(a, &s, n, q, i, kv);
+        }
+        cells_ask<T, CHUNKS, N>(a, &s, first, n, head, a.kv.v_off, 0, kv);
         __syncthreads();
         uint32_t warp = threadIdx.x / WARP;
         if (warp < n_heads) weights_make(&s, a.ml + (at + warp * a.n_splits) * 2);
         __syncthreads();
-        float o[HEADS][CHUNKS][8] = {};
-        values_add<T, CHUNKS>(a, &s, first, n, head, o);
+#pragma unroll
+        for (int i = 0; i < 8; i += N) {
+            if (i > 0) cells_ask<T, CHUNKS, N>(a, &s, first, n, head, a.kv.v_off, i, kv);
+            values_add<T, CHUNKS, N>(a, &s, n, i, kv, o);
+        }
+        warp_join<CHUNKS>(o);
 #pragma unroll
         for (int h = 0; h < HEADS; h++)
             values_join<CHUNKS>(sums, o[h], hd,

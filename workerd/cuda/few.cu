@@ -92,9 +92,10 @@ __device__ __forceinline__ void x_load(const cuda_product &a, uint32_t row0, int
     }
 }
 
-/* M matrices (two for CUDA_GATE) by R rows; U groups of eight blocks are loaded ahead. */
+/* M matrices (two for CUDA_GATE) by R rows. A ring of U groups of eight blocks is on its way: 64
+ * KiB a block of threads, two of which a multiprocessor holds. */
 template <int PACK, int M, int R, int U>
-__global__ void __launch_bounds__(THREADS) few(const cuda_product a)
+__global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
 {
     extern __shared__ int4 shared[];
     __shared__ float out[M][R][CUDA_TILE];
@@ -104,17 +105,19 @@ __global__ void __launch_bounds__(THREADS) few(const cuda_product a)
     const uint32_t o = warp * 4 + lane / 8;
     const int4 *codes[M];
     const __half *scales[M];
-    piece<PACK> now[M][U], next[M][U];
+    piece<PACK> ring[M][U];
 #pragma unroll
     for (int m = 0; m < M; m++) {
         const cuda_matrix &w = a.m[place.matrix + m];
         uint64_t of = min(place.first + o, w.n_out - 1);
         codes[m] = (const int4 *)w.codes + of * n_groups * (PACK == CUDA_Q8_0 ? 16 : 8);
         scales[m] = (const __half *)w.scales + of * n_groups * (PACK == CUDA_Q4_1 ? 16 : 8);
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            piece_load<PACK>(now[m][u], codes[m], scales[m], u, n_groups, j);
     }
+#pragma unroll
+    for (int u = 0; u < U; u++)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            piece_load<PACK>(ring[m][u], codes[m], scales[m], u, n_groups, j);
     dependency_wait();
     int4 *xq = shared;
     float2 *xs = (float2 *)(shared + R * (a.x.k_pad / 16));
@@ -123,11 +126,6 @@ __global__ void __launch_bounds__(THREADS) few(const cuda_product a)
     dependency_release();
     float acc[M][R] = {};
     for (uint32_t g = 0; g < n_groups; g += U) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int u = 0; u < U; u++)
-                piece_load<PACK>(next[m][u], codes[m], scales[m], g + U + u, n_groups, j);
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (g + u >= n_groups) break;
@@ -138,14 +136,12 @@ __global__ void __launch_bounds__(THREADS) few(const cuda_product a)
                 int4 x0 = q[0], x1 = q[8];
 #pragma unroll
                 for (int m = 0; m < M; m++)
-                    acc[m][r] = piece_dot<PACK>(now[m][u], x0, x1, ds, acc[m][r]);
+                    acc[m][r] = piece_dot<PACK>(ring[m][u], x0, x1, ds, acc[m][r]);
             }
+#pragma unroll
+            for (int m = 0; m < M; m++)
+                piece_load<PACK>(ring[m][u], codes[m], scales[m], g + U + u, n_groups, j);
         }
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int u = 0; u < U; u++)
-                now[m][u] = next[m][u];
     }
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -162,10 +158,13 @@ __global__ void __launch_bounds__(THREADS) few(const cuda_product a)
         epilogue(a, place, row0 + warp, lane, out[0][warp][lane], out[M - 1][warp][lane]);
 }
 
+/* Groups ahead: what 128 registers hold beside the rest. */
+template <int PACK, int M> constexpr int ahead() { return (PACK == CUDA_Q8_0 ? 8 : 12) / M; }
+
 template <int PACK, int M, int R>
 static cudaError_t launch_few(cudaStream_t s, const cuda_product *a)
 {
-    const int U = M == 2 || R == 4 ? 2 : 4;
+    const int U = ahead<PACK, M>();
     dim3 grid(tiles_of(a), (a->n_rows + R - 1) / R);
     size_t bytes = (size_t)R * (a->x.k_pad + a->x.k_pad / CUDA_BLOCK * sizeof(float2));
     return launch(s, a->dependent, few<PACK, M, R, U>, grid, THREADS, bytes, *a);
@@ -193,7 +192,7 @@ extern "C" cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product
 
 template <int PACK, int M, int R> static cudaError_t allow()
 {
-    const int U = M == 2 || R == 4 ? 2 : 4;
+    const int U = ahead<PACK, M>();
     return cudaFuncSetAttribute(few<PACK, M, R, U>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 FEW_SHARED_MAX / (R == 1 ? 2 : 1));
 }

@@ -7,7 +7,7 @@
 
 #include <math_constants.h>
 
-enum { NORM_THREADS = 512, ROW_THREADS = 256, ARGMAX_THREADS = 1024 };
+enum { NORM_THREADS = 1024, ROW_THREADS = 256, ARGMAX_THREADS = 1024 };
 
 /* The same value in all threads; the order of additions depends on the thread count alone. */
 __device__ __forceinline__ float block_sum(float v)
@@ -23,24 +23,57 @@ __device__ __forceinline__ float block_sum(float v)
     return v;
 }
 
-/* RMSNorm (arXiv:1910.07467), and its codes: a warp has 32 consecutive values. */
+/* Codes of one block by eight lanes with four values each; as quantise_block. */
+__device__ __forceinline__ void quantise_quads(float4 v, bool there, uint32_t i, int8_t *q,
+                                               float *ds)
+{
+    float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    for (int o = 4; o; o >>= 1)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
+    bool some = most >= 1e-30f;
+    float per = some ? __fdiv_rn(127.0f, most) : 0.0f;
+    int c[4] = {__float2int_rn(v.x * per), __float2int_rn(v.y * per), __float2int_rn(v.z * per),
+                __float2int_rn(v.w * per)};
+    int sum = c[0] + c[1] + c[2] + c[3];
+    for (int o = 4; o; o >>= 1)
+        sum += __shfl_xor_sync(~0u, sum, o);
+    if (!there) return;
+    *(char4 *)(q + code_at(i / 8, i % 8 * 4)) =
+        make_char4((signed char)c[0], (signed char)c[1], (signed char)c[2], (signed char)c[3]);
+    if (i % 8 == 0)
+        *(float2 *)(ds + 2 * (i / 8)) =
+            make_float2(some ? __fdiv_rn(most, 127.0f) : 0.0f, (float)sum);
+}
+
+/* RMSNorm (arXiv:1910.07467), and its codes. A thread has four consecutive values of every 4,096;
+ * the norm's weights, which no kernel writes, are asked for before the wait. */
 __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
 {
+    const uint32_t n4 = a.x.width / 4;
+    const float4 zero = make_float4(0, 0, 0, 0);
+    const float4 *w = (const float4 *)a.w;
+    float4 first = threadIdx.x < n4 ? w[threadIdx.x] : zero;
     dependency_wait();
     dependency_release();
-    const uint32_t n = a.x.width, lane = threadIdx.x % WARP;
-    const float *x = a.x.f + (uint64_t)blockIdx.x * n;
+    const float4 *x = (const float4 *)(a.x.f + (uint64_t)blockIdx.x * a.x.width);
     float sum = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += NORM_THREADS)
-        sum = fmaf(x[i], x[i], sum);
+    for (uint32_t i = threadIdx.x; i < n4; i += NORM_THREADS) {
+        float4 v = x[i];
+        sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+    }
     sum = block_sum(sum);
-    float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, (float)n) + a.eps));
+    float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, (float)a.x.width) + a.eps));
     int8_t *q = a.y.q + (uint64_t)blockIdx.x * a.y.k_pad;
     float *ds = a.y.ds + (uint64_t)blockIdx.x * (a.y.k_pad / CUDA_BLOCK) * 2;
-    for (uint32_t i = threadIdx.x; i < n; i += NORM_THREADS) {
-        float v = x[i] * scale * a.w[i];
-        a.y.f[(uint64_t)blockIdx.x * n + i] = v;
-        quantise_block(v, lane, q, ds, i / CUDA_BLOCK);
+    float4 *y = (float4 *)(a.y.f + (uint64_t)blockIdx.x * a.y.width);
+    for (uint32_t base = 0; base < n4; base += NORM_THREADS) {
+        uint32_t i = base + threadIdx.x;
+        bool there = i < n4;
+        float4 v = there ? x[i] : zero, by = base == 0 ? first : there ? w[i] : zero;
+        v = make_float4(v.x * scale * by.x, v.y * scale * by.y, v.z * scale * by.z,
+                        v.w * scale * by.w);
+        if (there) y[i] = v;
+        quantise_quads(v, there, i, q, ds);
     }
 }
 
