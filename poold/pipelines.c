@@ -295,6 +295,16 @@ void pipeline_death(struct daemon *d, struct process *who)
     }
 }
 
+/* A gateway that has not come back since poold's restart will not ask for what waits for it. */
+static void give_up_absent(struct daemon *d)
+{
+    for (uint32_t row = 0; d->adopted_judged && row < d->pool->seg->h->n_rows; row++) {
+        const struct pool_body *b = segment_body(d->pool->seg, row);
+        if (b->state == POOL_WAITING && !process_find(d->processes, b->gateway))
+            pool_give_up_waiting(d->pool, b->gateway, 0);
+    }
+}
+
 /* A poold that was itself late first reads what has come: its silence is not theirs. */
 void pipeline_judge(struct daemon *d)
 {
@@ -313,6 +323,7 @@ void pipeline_judge(struct daemon *d)
                                 : "it starts, and has been silent for worker.start_ms");
     }
     if (!d->pool) return;
+    give_up_absent(d);
     uint64_t clock = pool_clock_us();
     if (clock > RESUME_US) pool_give_up_waiting(d->pool, 0, clock - RESUME_US);
 }
