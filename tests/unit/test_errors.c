@@ -47,6 +47,40 @@ START_TEST(each_fault_has_its_status_and_code)
 }
 END_TEST
 
+/* Anthropic's statuses and types, from its reference of errors. */
+static const struct {
+    enum fault_kind kind;
+    unsigned status;
+    const char *type;
+} anthropic[] = {
+    {FAULT_REQUEST,    400, "invalid_request_error"},
+    {FAULT_CONTEXT,    400, "invalid_request_error"},
+    {FAULT_KEY,        401, "authentication_error" },
+    {FAULT_HOST,       403, "permission_error"     },
+    {FAULT_MODEL,      404, "not_found_error"      },
+    {FAULT_TOO_LARGE,  413, "request_too_large"    },
+    {FAULT_KEY_BUSY,   429, "rate_limit_error"     },
+    {FAULT_INTERNAL,   500, "api_error"            },
+    {FAULT_QUEUE_FULL, 529, "overloaded_error"     },
+    {FAULT_POOL_FULL,  503, "overloaded_error"     },
+    {FAULT_STAGE_LOST, 529, "overloaded_error"     },
+};
+
+START_TEST(each_fault_has_anthropics_shape)
+{
+    struct fault f;
+    (void)fault_set(&f, anthropic[_i].kind, "x", "A sentence.");
+    ck_assert_uint_eq(fault_row(f.kind)->status[FAULT_ANTHROPIC], anthropic[_i].status);
+    json_t *j = fault_json_anthropic(&f, "req_1");
+    const json_t *error = json_object_get(j, "error");
+    ck_assert_str_eq(json_string_value(json_object_get(j, "type")), "error");
+    ck_assert_str_eq(json_string_value(json_object_get(j, "request_id")), "req_1");
+    ck_assert_str_eq(json_string_value(json_object_get(error, "type")), anthropic[_i].type);
+    ck_assert_str_eq(json_string_value(json_object_get(error, "message")), "A sentence.");
+    json_decref(j);
+}
+END_TEST
+
 static const struct {
     Cistern__Code code;
     enum fault_kind kind;
@@ -97,6 +131,7 @@ int main(void)
 {
     Suite *s = suite_create("errors");
     TCase *tc = tcase_create("errors");
+    tcase_add_loop_test(tc, each_fault_has_anthropics_shape, 0, ARRAY_LEN(anthropic));
     tcase_add_loop_test(tc, each_fault_has_its_status_and_code, 0, ARRAY_LEN(faults));
     tcase_add_loop_test(tc, each_code_of_a_head_becomes_a_fault, 0, ARRAY_LEN(codes));
     tcase_add_test(tc, a_prompt_over_the_context_names_both_numbers);
