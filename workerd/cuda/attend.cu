@@ -76,10 +76,11 @@ __device__ __forceinline__ const T *cell_at(const cuda_attend &a, const part_sha
            (uint64_t)((head << a.kv.block_shift) + cell) * a.kv.head_dim + at;
 }
 
-/* Reads that a thread has under way: of its eight cells as many as 64 registers hold. */
+/* Reads that a thread has under way: of its eight cells as many as 32 registers hold: two blocks of
+ * threads share a multiprocessor. */
 template <typename T, int CHUNKS> constexpr __host__ __device__ int cells_ahead()
 {
-    return CHUNKS * sizeof(T) <= 4 ? 8 : CHUNKS * sizeof(T) <= 8 ? 4 : 2;
+    return CHUNKS * sizeof(T) <= 2 ? 8 : CHUNKS * sizeof(T) <= 4 ? 4 : 2;
 }
 
 __device__ __forceinline__ uint32_t own_cell(uint32_t i)
@@ -211,36 +212,41 @@ template <int CHUNKS> __device__ __forceinline__ void warp_join(float o[HEADS][C
             }
 }
 
-/* The warps' sums, in order, head by head. */
+/* The warps' sums, in order. to: of the first head; stride: between heads. */
 template <int CHUNKS>
-__device__ __forceinline__ void values_join(float (*sums)[CHUNKS * 64], const float o[CHUNKS][8],
-                                            uint32_t hd, float *to)
+__device__ __forceinline__ void block_join(float (*sums)[WARPS][CHUNKS * 64],
+                                           const float o[HEADS][CHUNKS][8], uint32_t n_heads,
+                                           uint32_t hd, float *to, uint64_t stride)
 {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    __syncthreads();
     if (lane < 8) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++)
+        for (int h = 0; h < HEADS; h++)
 #pragma unroll
-            for (int d = 0; d < 8; d++)
-                sums[warp][k * 64 + lane * 8 + d] = o[k][d];
+            for (int k = 0; k < CHUNKS; k++)
+#pragma unroll
+                for (int d = 0; d < 8; d += 4)
+                    *(float4 *)&sums[h][warp][k * 64 + lane * 8 + d] =
+                        make_float4(o[h][k][d], o[h][k][d + 1], o[h][k][d + 2], o[h][k][d + 3]);
     }
     __syncthreads();
-    for (uint32_t d = threadIdx.x; to && d < hd; d += THREADS) {
-        float v = sums[0][d];
+    for (uint32_t i = threadIdx.x; i < n_heads * hd; i += THREADS) {
+        uint32_t h = i / hd, d = i % hd;
+        float v = sums[h][0][d];
 #pragma unroll
         for (int w = 1; w < WARPS; w++)
-            v += sums[w][d];
-        to[d] = v;
+            v += sums[h][w][d];
+        to[h * stride + d] = v;
     }
+    __syncthreads();
 }
 
 template <typename T, int CHUNKS>
-__global__ void __launch_bounds__(THREADS) split(const cuda_attend a)
+__global__ void __launch_bounds__(THREADS, CHUNKS > 2 ? 1 : 2) split(const cuda_attend a)
 {
     const int N = cells_ahead<T, CHUNKS>();
     __shared__ part_shared s;
-    __shared__ float sums[WARPS][CHUNKS * 64];
+    __shared__ __align__(16) float sums[HEADS][WARPS][CHUNKS * 64];
     dependency_wait();
     dependency_release();
     const uint32_t row = a.first_row + blockIdx.z, head = blockIdx.y, part = blockIdx.x;
@@ -273,10 +279,7 @@ __global__ void __launch_bounds__(THREADS) split(const cuda_attend a)
             values_add<T, CHUNKS, N>(a, &s, n, i, kv, o);
         }
         warp_join<CHUNKS>(o);
-#pragma unroll
-        for (int h = 0; h < HEADS; h++)
-            values_join<CHUNKS>(sums, o[h], hd,
-                                h < n_heads ? a.o + (at + h * a.n_splits) * hd : nullptr);
+        block_join<CHUNKS>(sums, o, n_heads, hd, a.o + at * hd, (uint64_t)a.n_splits * hd);
     }
 }
 

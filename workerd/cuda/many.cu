@@ -5,13 +5,14 @@
  * one block of 32 k, warp j of eight takes the blocks b = j mod 8 in order, sum8 adds the warps'.
  *
  * A block of threads makes a tile of 32 outputs by N token rows. Groups of eight blocks come
- * through shared memory, STAGES deep; rows there are 16 bytes longer than they need to be, so that
+ * through shared memory, three to
+ * eight stages deep; rows there are 16 bytes longer than they need to be, so that
  * the eight rows of a fragment lie in different banks. Token rows past the last repeat it and are
  * not kept.
  */
 #include "workerd/cuda/epilogue.cuh"
 
-enum { THREADS = 256, STAGES = 3, PAD = 16, OUT_STRIDE = CUDA_TILE + 1 };
+enum { THREADS = 256, PAD = 16, STAGES_BYTES = 100 << 10, OUT_STRIDE = CUDA_TILE + 1 };
 
 template <int PACK> struct shape {
     static const int row_bytes = PACK == CUDA_Q8_0 ? 256 : 128; /* codes of a group */
@@ -25,9 +26,15 @@ template <int PACK, int M, int N> __host__ __device__ constexpr int stage_bytes(
 {
     return M * shape<PACK>::matrix_bytes + N * (X_STRIDE + DS_BYTES);
 }
+/* As many as leave room for a second block of threads, three at least. */
+template <int PACK, int M, int N> __host__ __device__ constexpr int stages()
+{
+    const int n = STAGES_BYTES / stage_bytes<PACK, M, N>();
+    return n < 3 ? 3 : n > 8 ? 8 : n;
+}
 template <int PACK, int M, int N> __host__ __device__ constexpr int shared_bytes()
 {
-    const int loads = STAGES * stage_bytes<PACK, M, N>();
+    const int loads = stages<PACK, M, N>() * stage_bytes<PACK, M, N>();
     const int sums = 8 * N * OUT_STRIDE * 4;
     return loads > sums ? loads : sums;
 }
@@ -192,6 +199,7 @@ template <int PACK, int M, int N>
 __global__ void __launch_bounds__(THREADS) many(const cuda_product a)
 {
     extern __shared__ __align__(16) uint8_t shared[];
+    const int STAGES = stages<PACK, M, N>();
     const int stage = stage_bytes<PACK, M, N>(), x_off = M * shape<PACK>::matrix_bytes;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint32_t row0 = blockIdx.x * N, n_groups = a.x.k_pad / CUDA_GROUP;
