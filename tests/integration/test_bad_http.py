@@ -55,7 +55,7 @@ BODIES = {
     "stop of another type": ({"messages": HELLO, "stop": 3}, ["stop"]),
     "too many stops": ({"messages": HELLO, "stop": ["x"] * 1000}, ["stop"]),
     "an empty stop": ({"messages": HELLO, "stop": ""}, ["stop", "empty"]),
-    "several answers": ({"messages": HELLO, "n": 2}, ["n"]),
+    "no answer": ({"messages": HELLO, "n": 0}, ["n"]),
 }
 
 

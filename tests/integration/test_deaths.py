@@ -210,14 +210,17 @@ def test_a_stuck_worker_is_made_a_dead_one(slow_model, alone):
 
 
 def test_everything_dies_at_once(slow_model, alone):
+    """The row waits for its gateway until that has not come back within pool.attach_ms; then it is
+    an ordinary cached conversation."""
     _, text, usage = alone
-    with Cistern(slow_model, settings=DEATHS).start() as c:
+    with Cistern(slow_model, settings={**DEATHS, "pool.attach_ms": 500}).start() as c:
         stream = c.stream(CHAT[0], **CHAT[1])
         for _ in range(20):
             next(stream)
         for p in (c.poold, *c.workers, c.gateway):
             p.kill()
         c.start()
+        eventually(lambda: c.pool().rows(IDLE), "the conversation is cached")
         again = c.chat(CHAT[0], **CHAT[1])
         assert again["choices"][0]["message"]["content"] == text
         assert cached(again) >= usage["prompt_tokens"] - 1
