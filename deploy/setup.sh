@@ -86,7 +86,7 @@ build_release() {
     if [ ! -f build/build.ninja ]; then
         mkdir -p build && : >build/made-by-demo
         say "configuring build/"
-        meson setup build --buildtype=release -Dtests=disabled >"$build_log" 2>&1 ||
+        meson setup build --buildtype=release -Dtests=disabled -Dcuda=disabled >"$build_log" 2>&1 ||
             die "meson cannot configure build/: $(grep -m1 ERROR "$build_log" || echo "see $build_log")"
     fi
     say "building (about a minute; $build_log)"
