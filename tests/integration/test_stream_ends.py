@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""A stream that can't go on ends in the words of its API, and its chunked coding ends too."""
+import json
+import signal
+
+import pytest
+from harness import Cistern
+from test_equal import SMALL
+
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1900}
+
+
+@pytest.fixture(scope="module")
+def ends(tiny_model):
+    """What each API's stream says after the gateway was told to end: its events' data, in order."""
+    asked = {
+        "/v1/chat/completions": {**CHAT, "ignore_eos": True, "n": 2},
+        "/v1/completions": {"prompt": "a", "max_tokens": 1900, "ignore_eos": True},
+        "/v1/messages": CHAT,
+        "/v1/responses": {"input": "a"},
+    }
+    with Cistern(tiny_model, settings=SMALL).start() as c:
+        responses = {}
+        for path, body in asked.items():
+            connection = c.connect()
+            connection.request("POST", path, json.dumps({**body, "stream": True}))
+            responses[path] = connection.getresponse()
+            assert responses[path].readline()
+        c.gateway.send(signal.SIGTERM)
+        texts = {path: r.read().decode() for path, r in responses.items()}
+        assert c.gateway.wait() == 0
+    return {
+        path: [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+        for path, text in texts.items()
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_openai(ends, path):
+    *_, error, done = ends[path]
+    assert done == "[DONE]"
+    error = json.loads(error)["error"]
+    assert error["code"] == "draining" and error["retry_after"] > 0
+
+
+def test_anthropic(ends):
+    last = json.loads(ends["/v1/messages"][-1])
+    assert last["type"] == "error" and last["error"]["type"] == "overloaded_error"
+    assert last["request_id"].startswith("req_")
+
+
+def test_responses(ends):
+    last = json.loads(ends["/v1/responses"][-1])
+    assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    assert last["response"]["error"]["reason"] == "draining"
