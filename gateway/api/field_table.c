@@ -59,7 +59,7 @@ const struct field field_table[] = {
     {"repetition_penalty",           API_CHAT | PROMPTS, FIELD_FLOAT,  AT(unserved_number), 1, 1, 1},
     {"logit_bias",                   OPENAI | API_COMPLETION, FIELD_NONE, 0},
     {"min_tokens",                   OPENAI | API_COMPLETION, FIELD_U32, AT(unserved_count), 0, 0, 0},
-    {"ignore_eos",                   OPENAI | API_COMPLETION, FIELD_BOOL, AT(ignore_eos), 0, 1, 0},
+    {"ignore_eos",                   ALL,                FIELD_BOOL, AT(ignore_eos), 0, 1, 0},
     {"return_progress",              API_CHAT | API_COMPLETION, FIELD_BOOL, AT(unserved), 0, 0, 0},
     {"echo",                         API_COMPLETIONS,    FIELD_BOOL,   AT(echo), 0, 1, 0},
     {"suffix",                       API_COMPLETIONS,    FIELD_NONE,   0},

@@ -7,17 +7,17 @@ import pytest
 from harness import Cistern
 from test_equal import SMALL
 
-CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1900}
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1900, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def ends(tiny_model):
     """What each API's stream says after the gateway was told to end: its events' data, in order."""
     asked = {
-        "/v1/chat/completions": {**CHAT, "ignore_eos": True, "n": 2},
+        "/v1/chat/completions": {**CHAT, "n": 2},
         "/v1/completions": {"prompt": "a", "max_tokens": 1900, "ignore_eos": True},
         "/v1/messages": CHAT,
-        "/v1/responses": {"input": "a"},
+        "/v1/responses": {"input": "a", "ignore_eos": True},
     }
     with Cistern(tiny_model, settings=SMALL).start() as c:
         responses = {}
