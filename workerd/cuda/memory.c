@@ -56,7 +56,9 @@ void *cuda_get(struct backend *b, uint64_t bytes)
     }
     b->other_bytes += bytes;
     keep(b, at, ON_DEVICE);
-    return cudaMemset(at, 0, bytes) == cudaSuccess ? at : NULL;
+    /* On our own stream, which the default one does not wait for, nor it for that: zeros that come
+     * later than what is written next would stay. */
+    return cudaMemsetAsync(at, 0, bytes, b->stream) == cudaSuccess ? at : NULL;
 }
 
 void *cuda_get_pinned(struct backend *b, uint64_t bytes)

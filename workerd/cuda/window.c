@@ -24,8 +24,9 @@ int cuda_window_new(struct backend *b)
     if (!b->host_rows || !b->rows || !b->host_picks || !b->picks || !b->host_tokens ||
         !b->rope_freq || !b->rope || !b->host_activations)
         return -ENOMEM;
-    cudaError_t e = cudaMemcpy(b->rope_freq, w->rope_freq, w->rope_dims / 2 * sizeof(double),
-                               cudaMemcpyHostToDevice);
+    cudaError_t e = cudaMemcpyAsync(b->rope_freq, w->rope_freq, w->rope_dims / 2 * sizeof(double),
+                                    cudaMemcpyHostToDevice, b->stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(b->stream);
     return e == cudaSuccess ? 0 : -EIO;
 }
 
