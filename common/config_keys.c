@@ -107,6 +107,7 @@ const struct config_key config_keys[] = {
            "Whose cached prompts a request may go on from: everybody's, or its own key's."),
     TEXT(gateway, cors_origins, "",
          "Origins of pages in browsers that may ask, by commas; *: any; empty: none."),
-    FLAG(gateway, strict_model, "no", "Refuse requests that name another model than the one served."),
+    FLAG(gateway, strict_model, "no",
+         "Refuse requests that name another model than the one served."),
 };
 const size_t config_n_keys = ARRAY_LEN(config_keys);

@@ -59,8 +59,8 @@ int process_send(struct process *who, struct lifeline_files *packet, const int *
 
 /* Writes its record into the segment, before it gets memory. -EMFILE: all records are taken. */
 int process_record(struct process *who, struct segment *s);
-/* A tool gets memory of the pool: from now on it is dead only when that is confirmed, like a worker,
- * until process_disarm. */
+/* A tool gets memory of the pool: from now on it is dead only when that is confirmed, like a
+ * worker, until process_disarm. */
 int process_arm(struct process *who, struct segment *s);
 void process_disarm(struct process *who);
 /* The segment is about to go; nobody has a record any more. */

@@ -39,49 +39,42 @@ static void check_json(const json_t *is, const char *expected, const char *body)
 
 static const struct {
     const char *body, *messages, *prefill; /* prefill: NULL: none */
-} messages
-    [] =
-        {
-            {"{\"messages\":[" U("\"a\"") "]}",                                                                "[" U("\"a\"") "]",                NULL   },
-            {"{\"system\":\"s\",\"messages\":[" U("\"a\"") "]}",                                               "[" S("\"s\"") "," U("\"a\"") "]",
-             NULL                                                                                                                                        },
-            {"{\"system\":\"\",\"messages\":[" U("\"a\"") "]}",                                                "[" U("\"a\"") "]",                NULL   },
-            {"{\"system\":[{\"type\":\"text\",\"text\":\"s\"},{\"type\":\"text\",\"text\":\"t\"}],"
-             "\"messages\":[" U(
-                 "[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]") "]}",
-             "[" S("\"st\"") "," U("\"ab\"") "]",                                                                                                 NULL   },
-            {"{\"messages\":[" U("[]") "]}",                                                                   "[" U("\"\"") "]",                 NULL   },
+} messages[] = {
+    {"{\"messages\":[" U("\"a\"") "]}",                                                          "[" U("\"a\"") "]",                NULL   },
+    {"{\"system\":\"s\",\"messages\":[" U("\"a\"") "]}",                                         "[" S("\"s\"") "," U("\"a\"") "]", NULL   },
+    {"{\"system\":\"\",\"messages\":[" U("\"a\"") "]}",                                          "[" U("\"a\"") "]",                NULL   },
+    {"{\"system\":[{\"type\":\"text\",\"text\":\"s\"},{\"type\":\"text\",\"text\":\"t\"}],"
+     "\"messages\":[" U(
+         "[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]") "]}",
+     "[" S("\"st\"") "," U("\"ab\"") "]",                                                                                           NULL   },
+    {"{\"messages\":[" U("[]") "]}",                                                             "[" U("\"\"") "]",                 NULL   },
  /* an agent's header changes with each request: it must not */
-            {
-             "{\"system\":\"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; "
-             "cch=0f3a9;"
-                "\\nBe\",\"messages\":[" U("\"cch=1\"") "]}",
-             "[" S("\"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; "
-                      "cch=0;\\nBe\"") "," U("\"cch=1\"") "]",
-             NULL                                                                                                                                        },
-            {"{\"system\":\"x-anthropic-billing-header: a\\ncch=0f3a9\",\"messages\":[" U(
-                 "\"a\"") "]}",
-             "[" S("\"x-anthropic-billing-header: a\\ncch=0f3a9\"") "," U("\"a\"") "]",                                                           NULL   },
-            {"{\"messages\":[" U(
-                 "\"a\"") "," A("[{\"type\":\"thinking\",\"thinking\":\"h\",\"signature\":\"s\"},"
-                                "{\"type\":\"redacted_thinking\",\"data\":\"d\"},{\"type\":"
-                                "\"text\",\"text\":\"x\"},"
-                                "{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\",\"input\":{"
-                                "\"a\":1}}]") "," U("[{\"type\":\"tool_result\",\"tool_use_id\":"
-                                                    "\"t\",\"is_error\":true,\"content\":"
-                                                    "[{\"type\":\"text\",\"text\":\"r\"}]},{"
-                                                    "\"type\":\"tool_result\",\"tool_use_id\":"
-                                                    "\"u\"},"
-                                                    "{\"type\":\"text\",\"text\":\"b\"}]") "]}",
-             "[" U(
-                 "\"a\"") ",{\"role\":\"assistant\",\"content\":\"x\",\"reasoning_content\":\"h\","
-                          "\"tool_calls\":[" CALL
-                          "]},{\"role\":\"tool\",\"tool_call_id\":\"t\",\"content\":\"r\"},"
-                          "{\"role\":\"tool\",\"tool_call_id\":\"u\",\"content\":\"\"}," U(
-                              "\"b\"") "]",
-             NULL                                                                                                                                        },
-            {"{\"messages\":[" U("\"a\"") "," A("\"b\"") "]}",                                                 "[" U("\"a\"") "]",                "\"b\""},
-            {"{\"messages\":[" A("\"b\"") "]}",                                                                "[" A("\"b\"") "]",                NULL   },
+    {"{\"system\":\"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; "
+     "cch=0f3a9;"
+     "\\nBe\",\"messages\":[" U("\"cch=1\"") "]}",
+     "[" S("\"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; "
+           "cch=0;\\nBe\"") "," U("\"cch=1\"") "]",
+     NULL                                                                                                                                  },
+    {"{\"system\":\"x-anthropic-billing-header: a\\ncch=0f3a9\",\"messages\":[" U("\"a\"") "]}",
+     "[" S("\"x-anthropic-billing-header: a\\ncch=0f3a9\"") "," U("\"a\"") "]",                                                     NULL   },
+    {"{\"messages\":[" U("\"a\"") "," A(
+         "[{\"type\":\"thinking\",\"thinking\":\"h\",\"signature\":\"s\"},"
+         "{\"type\":\"redacted_thinking\",\"data\":\"d\"},{\"type\":"
+         "\"text\",\"text\":\"x\"},"
+         "{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\",\"input\":{"
+         "\"a\":1}}]") "," U("[{\"type\":\"tool_result\",\"tool_use_id\":"
+                             "\"t\",\"is_error\":true,\"content\":"
+                             "[{\"type\":\"text\",\"text\":\"r\"}]},{"
+                             "\"type\":\"tool_result\",\"tool_use_id\":"
+                             "\"u\"},"
+                             "{\"type\":\"text\",\"text\":\"b\"}]") "]}",
+     "[" U("\"a\"") ",{\"role\":\"assistant\",\"content\":\"x\",\"reasoning_content\":\"h\","
+                    "\"tool_calls\":[" CALL
+                    "]},{\"role\":\"tool\",\"tool_call_id\":\"t\",\"content\":\"r\"},"
+                    "{\"role\":\"tool\",\"tool_call_id\":\"u\",\"content\":\"\"}," U("\"b\"") "]",
+     NULL                                                                                                                                  },
+    {"{\"messages\":[" U("\"a\"") "," A("\"b\"") "]}",                                           "[" U("\"a\"") "]",                "\"b\""},
+    {"{\"messages\":[" A("\"b\"") "]}",                                                          "[" A("\"b\"") "]",                NULL   },
 };
 
 START_TEST(a_message_becomes_those_of_templates)

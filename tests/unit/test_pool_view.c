@@ -98,26 +98,24 @@ END_TEST
 /* By the contract: the least of the words; a word of another lease counts as base. */
 START_TEST(tokens_are_the_least_of_the_words)
 {
-    static struct {
-        struct pool_page h;
-        uint64_t word[2 * ROWS];
-    } page;
+    static uint64_t words[sizeof(struct pool_page) / 8 + 2 * ROWS];
+    struct pool_page *page = (struct pool_page *)words;
     lay_out();
     put_row(1, POOL_ACTIVE, 3, (uint32_t[]){1, 2, 3});
     struct pool_body *b = &segment.row[1].body[1];
     b->lease = 4;
     b->base = 11;
-    page.h.n_rows = ROWS;
+    page->n_rows = ROWS;
     struct pool_view v = {.h = &segment.h};
     ck_assert_uint_eq(pool_view_tokens(&v, 1, b), 11); /* no page: what is certain */
-    v.page[0][0].at = &page.h;
-    page.word[1] = pool_word(4, 40);
-    page.word[ROWS + 1] = pool_word(4, 37);
+    v.page[0][0].at = page;
+    page->word[1] = pool_word(4, 40);
+    page->word[ROWS + 1] = pool_word(4, 37);
     ck_assert_uint_eq(pool_view_tokens(&v, 1, b), 37);
-    page.word[ROWS + 1] = pool_word(3, 37);
+    page->word[ROWS + 1] = pool_word(3, 37);
     ck_assert_uint_eq(pool_view_tokens(&v, 1, b), 11);
-    page.word[1] = pool_word(4, 1000); /* past the table */
-    page.word[ROWS + 1] = pool_word(4, 1000);
+    page->word[1] = pool_word(4, 1000); /* past the table */
+    page->word[ROWS + 1] = pool_word(4, 1000);
     ck_assert_uint_eq(pool_view_tokens(&v, 1, b), 3 * CELLS);
 }
 END_TEST
