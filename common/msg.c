@@ -193,9 +193,6 @@ static void socket_free(struct msg_socket *s)
 
 static void tell_connected(struct msg_socket *s)
 {
-    int events = 0;
-    size_t bytes = sizeof(events);
-    if (zmq_getsockopt(s->zmq, ZMQ_EVENTS, &events, &bytes) < 0 || !(events & ZMQ_POLLOUT)) return;
     void (*connected)(void *) = s->connected;
     s->connected = NULL;
     s->busy = true;
@@ -203,16 +200,29 @@ static void tell_connected(struct msg_socket *s)
     s->busy = false;
 }
 
-/* Before each sleep: a receive that finds nothing arms the descriptor for what comes next. */
+/* What can be done now of what is waited for. */
+static int socket_events(const struct msg_socket *s)
+{
+    int events = 0;
+    size_t bytes = sizeof(events);
+    if (zmq_getsockopt(s->zmq, ZMQ_EVENTS, &events, &bytes) < 0) return 0;
+    return events & (ZMQ_POLLIN | (s->connected ? ZMQ_POLLOUT : 0));
+}
+
+/* Before each sleep. Every call into ZeroMQ may take in news and with them the descriptor's signal,
+ * so the last thing here is a look that finds nothing; and after a round that found something all
+ * sockets are looked at again, since its handlers may have sent through any of them. */
 static bool drain(void *arg)
 {
     struct msg_socket *s = arg;
-    int n = 0;
-    if (s->connected) tell_connected(s);
-    while (!s->dead && n < MESSAGES_A_ROUND && receive(s))
+    int n = 0, events;
+    while (!s->dead && n < MESSAGES_A_ROUND && (events = socket_events(s)) != 0) {
+        if (events & ZMQ_POLLOUT) tell_connected(s);
+        if (!s->dead && (events & ZMQ_POLLIN)) (void)receive(s);
         n++;
+    }
     if (s->dead) socket_free(s);
-    return n == MESSAGES_A_ROUND;
+    return n > 0;
 }
 
 /* The descriptor only ends the sleep; drain follows. */

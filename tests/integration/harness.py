@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -249,13 +250,20 @@ class Cistern:
         self.port = int(found.group(1))
 
     def start(self):
+        try:
+            self.start_programs()
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def start_programs(self):
         self.start_poold()
         for stage in range(self.stages):
             self.start_worker(stage, wait=False)
         self.start_gateway()
         self.wait_ready(*self.workers)
         self.wait_healthy()
-        return self
 
     def wait_healthy(self):
         eventually(lambda: self.get("/health")[0] == 200, "the gateway can answer")
