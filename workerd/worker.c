@@ -101,6 +101,7 @@ static void attach_send(struct worker *w)
 {
     const struct model_facts *f = stage_facts(w->stage);
     if (!w->connected || w->attached || !f) return;
+    if (w->place.stage == 0 && !w->head) return; /* loaded a moment ago: its head comes first */
     Cistern__Geometry geometry = CISTERN__GEOMETRY__INIT;
     Cistern__AttachWorker a = CISTERN__ATTACH_WORKER__INIT;
     CLEANUP(freep) uint32_t *rows = NULL;
