@@ -432,10 +432,10 @@ def test_a_full_pool_is_told_before_anything_is_read(slow_model):
         poolctl(c, "drop", name(row))
         stream = c.stream(words(70, 3), max_tokens=120)
         next(stream)
-        held = eventually(lambda: c.pool().rows(ACTIVE), "it runs")
-        code = LATER
-        poolctl(c, "restore", path, code=code)
-        assert [r["index"] for r in c.pool().rows()] == [held[0]["index"]]
+        with held_up(c.workers[1]):
+            (held,) = c.pool().rows(ACTIVE)
+            poolctl(c, "restore", path, code=LATER)
+            assert [r["index"] for r in c.pool().rows()] == [held["index"]]
         stream.read_all()
         assert stream.done and not stream.error
         idle(c)
