@@ -143,6 +143,17 @@ static void describe_failure(struct arena *a)
             a->head.stage, a->file.bytes, strerror(-a->failed), (unsigned long long)limit.rlim_cur);
 }
 
+/* Only of a new file: one that holds conversations would be none for the next poold if this one
+ * died in between. */
+static void sign(struct arena *a)
+{
+    DEATH_POINT("arena-header");
+    *a->h = a->head;
+    DEATH_POINT("arena-magic");
+    shm_store_u64(&a->h->magic, POOL_ARENA_MAGIC);
+    DEATH_POINT("arena-made");
+}
+
 static void on_filled(void *arg, uint32_t events)
 {
     (void)events;
@@ -153,11 +164,7 @@ static void on_filled(void *arg, uint32_t events)
     if (a->failed) {
         describe_failure(a);
     } else {
-        DEATH_POINT("arena-header");
-        *a->h = a->head;
-        DEATH_POINT("arena-magic");
-        shm_store_u64(&a->h->magic, POOL_ARENA_MAGIC);
-        DEATH_POINT("arena-made");
+        if (a->h->magic != POOL_ARENA_MAGIC) sign(a);
         a->ready = true;
     }
     a->done(a->arg, a->failed, a->text);

@@ -278,10 +278,10 @@ static int take_place(struct daemon *d, struct process *who, struct why *why)
     who->stage = f->stage;
     int r = poolfiles_page(d, f->pipeline, f->stage, why);
     if (r < 0) return r;
-    if (!back) {
-        take_over_page(d, who);
+    if (!back) take_over_page(d, who);
+    /* Who is back without ever having lived: poold died before its pipeline's first life. */
+    if (!back || d->pool->seg->pipelines[f->pipeline].life == 0)
         d->pipeline[f->pipeline].needs_life = true;
-    }
     who->placed = true;
     r = process_record(who, d->pool->seg);
     if (r < 0) return why_set(why, r, "more than %d processes are attached", POOL_PROCESSES_MAX);
