@@ -244,32 +244,39 @@ int pool_grow(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to
     return 0;
 }
 
-/* An active row that is cut inside a shared chunk gets another one to copy into, counted in by a
- * second commit: the first one alone is a row that is whole, and shorter. */
+/* The second commit of a cut inside a shared chunk: the active row gets another one to copy into. A
+ * retry comes here too, after a death in between. */
+static int count_in(struct pool *p, uint32_t row)
+{
+    struct pool_body b = *segment_body(p->seg, row);
+    bool wants = b.copy_entry && b.n_entries == b.base / p->seg->h->chunk_cells;
+    if (b.state != POOL_ACTIVE || !wants) return 0;
+    struct plan_ask room = {1, PLAN_NOBODY, b.arrival, true};
+    int r = plan_room(p, &room);
+    if (r < 0) return r;
+    reserve(p, row, b.n_entries, b.n_entries + 1);
+    b.n_entries++;
+    segment_commit(p->seg, row, &b);
+    return 0;
+}
+
+/* The first commit alone is a row that is whole, and shorter. The chunk to copy into is found
+ * before it, so that a refusal takes nothing. */
 static int truncate_row(struct pool *p, struct op_id op, uint32_t row, uint32_t cells)
 {
     uint32_t state = segment_body(p->seg, row)->state;
     struct plan_ask room = {1, PLAN_NOBODY, segment_body(p->seg, row)->arrival, true};
     int r = state == POOL_ACTIVE ? plan_room(p, &room) : 0;
     if (r < 0) return r;
-    pool_cut(p, row, cells, state, state == POOL_ACTIVE ? NULL : &op);
-    if (state != POOL_ACTIVE) return 0;
-    struct pool_body b = *segment_body(p->seg, row);
-    if (b.copy_entry) {
-        reserve(p, row, b.n_entries, b.n_entries + 1);
-        b.n_entries++;
-    }
-    b.op_incarnation = op.incarnation;
-    b.op_number = op.number;
-    segment_commit(p->seg, row, &b);
-    return 0;
+    pool_cut(p, row, cells, state, &op);
+    return count_in(p, row);
 }
 
 int pool_truncate(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to_cells,
                   uint64_t last_window)
 {
     int r = look(p, op, seen);
-    if (r != 0) return r < 0 ? r : 0;
+    if (r != 0) return r < 0 ? r : count_in(p, seen.row);
     const struct pool_body *b = segment_body(p->seg, seen.row);
     if (b->state != POOL_ACTIVE && b->state != POOL_IDLE) return -ESTALE;
     if (b->state == POOL_ACTIVE && !pool_drained(p, b->pipeline, last_window)) return -EAGAIN;

@@ -295,6 +295,26 @@ START_TEST(a_cut_inside_a_shared_chunk_names_it_as_the_one_to_copy)
 }
 END_TEST
 
+START_TEST(a_truncate_that_a_death_cut_short_is_finished_by_its_retry)
+{
+    uint32_t old = cached(100, 80), row;
+    ck_assert_int_eq(open_prompt(100, 34, 0, &row), 0); /* shares chunks 0 and 1 */
+    compute(row, 100, 34);
+    struct row_seen before = seen(row);
+    struct op_id op = next_op();
+    pool_cut(pool, row, 20, POOL_ACTIVE, &op); /* the first of its two commits */
+    restart();
+    ck_assert_uint_eq(body(row)->n_entries, 1);
+    ck_assert_int_eq(pool_truncate(pool, op, before, 20, 0), 0);
+    ck_assert_uint_eq(body(row)->n_entries, 2); /* one to copy 4 cells into */
+    ck_assert_uint_eq(pool_cached_cells(body(row)), 20);
+    ck_assert_int_eq(pool_truncate(pool, op, before, 20, 0), 0);
+    ck_assert_uint_eq(body(row)->n_entries, 2);
+    ck_assert_uint_eq(body(old)->base, 80);
+    check_invariants();
+}
+END_TEST
+
 START_TEST(a_fork_of_a_living_conversation_shares_only_what_is_complete)
 {
     uint32_t living, fork;
@@ -692,6 +712,7 @@ int main(void)
     tcase_add_test(t, another_salt_shares_nothing);
     tcase_add_test(t, a_shared_chunk_outlives_its_first_holder);
     tcase_add_test(t, a_cut_inside_a_shared_chunk_names_it_as_the_one_to_copy);
+    tcase_add_test(t, a_truncate_that_a_death_cut_short_is_finished_by_its_retry);
     tcase_add_test(t, a_fork_of_a_living_conversation_shares_only_what_is_complete);
     tcase_add_test(t, what_was_copied_is_let_go_when_every_word_has_passed_it);
     tcase_add_test(t, a_copy_that_a_death_interrupted_stays_to_be_made);
