@@ -6,7 +6,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-enum { N_LAYERS = 2, BLOCK_BYTES = BLOCK * sizeof(uint64_t) };
+enum {
+    N_LAYERS = 2,
+    BLOCK_BYTES = BLOCK * sizeof(uint64_t),
+    BEAT_US = 20000, /* more often than workers do: a test has less patience */
+    PHASE_SERVING = 2,
+};
 
 /* ---- attaching ---- */
 
@@ -49,7 +54,23 @@ static void send_attach(struct stage *s)
 
 static void on_connected(void *arg) { send_attach(arg); }
 
-static void on_lost(void *arg) { ((struct stage *)arg)->attached = false; }
+static void on_beat(void *arg)
+{
+    struct stage *s = arg;
+    Cistern__Heartbeat beat = CISTERN__HEARTBEAT__INIT;
+    beat.phase = PHASE_SERVING;
+    beat.life = s->life;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_HEARTBEAT;
+    m.heartbeat = &beat;
+    if (s->attached) (void)pool_client_send(s->client, &m);
+}
+
+static void on_lost(void *arg)
+{
+    struct stage *s = arg;
+    s->attached = s->answered = s->has_files = false;
+}
 
 static void on_refused(void *arg, const char *text)
 {
@@ -91,6 +112,23 @@ static void take_pool(struct stage *s, const int *fds)
     s->arena = map(fds[3], PROT_READ | PROT_WRITE, &s->arena_bytes);
 }
 
+static void send_abandon(const struct op *op);
+
+/* All that has no answer is asked again once every stage is attached. */
+static void attach_done(struct stage *s)
+{
+    struct head *h = s->head;
+    if (!s->answered || !s->has_files) return;
+    s->attached = true;
+    if (s->number == 0) h->attached(h->arg, h, s->rows, s->n_rows);
+    for (struct op *op = h->op; head_is_up(h) && op < h->op + OPS_MAX; op++) {
+        if (!op->in_use || op->answered) continue;
+        op_send(op);
+        if (op->abandoned) send_abandon(op);
+    }
+    world_stir(h->world);
+}
+
 /* What the old life has in flight is finished here and now, and nothing more of it is taken. */
 static void take_life(struct head *h, uint32_t life)
 {
@@ -106,11 +144,14 @@ static void on_files(void *arg, const struct lifeline_files *f, int *fds, uint32
     if (f->kind == LIFELINE_POOL) {
         require(n == 4, "%u descriptors of the pool", n);
         take_pool(s, fds);
+        s->has_files = true;
+        attach_done(s);
         return;
     }
     for (uint32_t i = 0; i < n; i++)
         (void)close(fds[i]);
     take_life(s->head, f->life);
+    s->life = f->life;
     uint64_t all = pool_window(f->life - 1, POOL_WINDOW_ALL);
     if (s->page && s->page->drained < all) shm_store_u64(&s->page->drained, all);
     world_stir(s->head->world);
@@ -235,15 +276,11 @@ bool head_is_up(const struct head *h)
 
 static void on_attached(struct stage *s, const Cistern__Attached *a)
 {
-    struct head *h = s->head;
-    s->attached = true;
-    if (s->number == 0) h->attached(h->arg, h, a->rows, a->n_rows);
-    if (!head_is_up(h)) return;
-    for (struct op *op = h->op; op < h->op + OPS_MAX; op++) {
-        if (!op->in_use || op->answered) continue;
-        op_send(op);
-        if (op->abandoned) send_abandon(op);
-    }
+    require(a->n_rows <= LANES_MAX, "%zu rows are bound to a head", a->n_rows);
+    s->n_rows = (uint32_t)a->n_rows;
+    if (a->n_rows) memcpy(s->rows, a->rows, a->n_rows * sizeof(s->rows[0]));
+    s->answered = true;
+    attach_done(s);
 }
 
 static void on_answer(struct head *h, const Cistern__Envelope *m)
@@ -294,12 +331,15 @@ void head_init(struct head *h, struct world *w, uint32_t pipeline, uint32_t n_st
         require(pool_client_new(w->loop, run_dir, s->self, POOL_ROLE_WORKER, &events, &why,
                                 &s->client) == 0,
                 "%s", why.text);
+        require(loop_add_timer(w->loop, on_beat, s, &s->beat) == 0, "no timer");
+        (void)loop_set_timer(s->beat, BEAT_US, BEAT_US);
     }
 }
 
 void head_fini(struct head *h)
 {
     for (uint32_t i = 0; i < h->n_stages; i++) {
+        loop_remove(h->stage[i].beat);
         pool_client_free(h->stage[i].client);
         unmap(h->stage[i].page, h->stage[i].page_bytes);
         unmap(h->stage[i].arena, h->stage[i].arena_bytes);

@@ -28,7 +28,11 @@ struct stage {
     uint32_t number;
     uint64_t self, attach_number;
     struct pool_client *client;
-    bool attached;
+    bool answered, has_files;         /* of its attach; the one may come before the other */
+    bool attached;                    /* both */
+    uint32_t rows[LANES_MAX], n_rows; /* that poold says are bound to it */
+    uint32_t life;                    /* of the link that it was sent last */
+    struct loop_source *beat;
     struct pool_page *page;
     struct pool_arena *arena;
     size_t page_bytes, arena_bytes;

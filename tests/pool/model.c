@@ -371,7 +371,7 @@ static void on_drain(void *arg)
         head_execute(&s->m->head[i], 1);
     }
     if (moves) s->stalled_us = now_us();
-    if (now_us() - s->stalled_us < STALL_US) return;
+    if (!s->m->gives_way || now_us() - s->stalled_us < STALL_US) return;
     s->stalled_us = now_us();
     end_stall(s->m);
 }

@@ -45,8 +45,8 @@ struct model {
     struct seen seen[ROWS_LIMIT];
     bool has_seen;
     uint32_t n_rows, n_chunks;
-    uint32_t
-        forget_one_in; /* after a return of poold a head forgets one of so many rows; 0: none */
+    bool gives_way;         /* what waits for long is given up, or given room */
+    uint32_t forget_one_in; /* rows, when poold is back; 0: none */
     uint64_t random;
     uint64_t n_answers[OP_CLOSE + 1], n_refused, n_forgotten, n_given_back, n_cached_cells;
     struct answer last; /* of model_settle */

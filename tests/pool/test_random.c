@@ -132,7 +132,7 @@ static void run(const char *program, uint32_t n_stages, bool waits, uint64_t ope
     (void)printf("%u stages, when_dry = %s: CISTERN_SEED=%llu\n", n_stages, waits ? "wait" : "end",
                  (unsigned long long)seed);
     (void)fflush(stdout);
-    m = (struct model){.random = seed, .forget_one_in = 10};
+    m = (struct model){.random = seed, .gives_way = true, .forget_one_in = 10};
     world_init(&w, &want);
     model_init(&m, &w, HEADS_MAX, (uint32_t[]){n_stages, n_stages});
     struct kill_timer kill = {.world = &w};

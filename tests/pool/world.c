@@ -52,7 +52,14 @@ static void write_config(const struct world *w)
         w->want.when_dry_waits ? "wait" : "end");
 }
 
-static void become_poold(const struct world *w, bool first)
+/* What this start of it is to die at; NULL: nothing. */
+static const char *death_of(const struct world *w)
+{
+    if (w->n_deaths == w->want.die_start) return w->want.die_at;
+    return w->n_deaths == w->want.die_start + 1 && w->fell ? w->want.die_next : NULL;
+}
+
+static void become_poold(const struct world *w)
 {
     char path[96], log[96];
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -63,8 +70,11 @@ static void become_poold(const struct world *w, bool first)
     sigset_t none;
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
-    if (first && w->want.die_at) (void)setenv("CISTERN_DIE_AT", w->want.die_at, 1);
-    if (first && w->want.death_log) (void)setenv("CISTERN_DEATH_LOG", w->want.death_log, 1);
+    const char *die_at = death_of(w);
+    if (die_at) (void)setenv("CISTERN_DIE_AT", die_at, 1);
+    char numbered[160];
+    (void)snprintf(numbered, sizeof(numbered), "%s.%u", w->want.death_log, w->n_deaths);
+    if (w->want.death_log) (void)setenv("CISTERN_DEATH_LOG", numbered, 1);
     (void)execl(w->want.program, "poold", "--config", path, (char *)NULL);
     _exit(127);
 }
@@ -75,9 +85,12 @@ static void on_exited(void *arg, uint32_t events)
     struct world *w = arg;
     int status = 0;
     require(waitpid(w->pid, &status, 0) == w->pid, "waitpid: %s", strerror(errno));
-    bool meant = w->killed || (w->want.die_at && w->n_deaths == 0);
+    bool falls = death_of(w) && !w->killed;
+    bool meant = w->killed || falls;
     require(meant && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
             "poold ended by itself, status %#x", status);
+    w->fell |= falls;
+    w->n_falls += falls;
     w->killed = false;
     w->n_deaths++;
     loop_remove(TAKE(w->exited));
@@ -92,7 +105,7 @@ void world_start(struct world *w)
     w->exec_us = now_us();
     w->pid = fork();
     require(w->pid >= 0, "fork: %s", strerror(errno));
-    if (w->pid == 0) become_poold(w, w->n_deaths == 0);
+    if (w->pid == 0) become_poold(w);
     w->pidfd = (int)syscall(SYS_pidfd_open, w->pid, 0);
     int r = loop_add_fd(w->loop, w->pidfd, EPOLLIN, on_exited, w, &w->exited);
     require(w->pidfd >= 0 && r == 0, "no pidfd: %s", strerror(errno));
@@ -138,6 +151,14 @@ void world_init(struct world *w, const struct world_want *want)
     require(loop_add_timer(w->loop, on_patience, w, &w->patience) == 0, "no timer");
     listen_for_notifications(w);
     world_start(w);
+}
+
+void world_visit(struct world *w, const char *dir)
+{
+    *w = (struct world){.pidfd = -1, .notify = -1};
+    (void)snprintf(w->dir, sizeof(w->dir), "%s", dir);
+    require(loop_new(&w->loop) == 0 && loop_add_timer(w->loop, on_patience, w, &w->patience) == 0,
+            "no loop");
 }
 
 void world_fini(struct world *w)

@@ -16,8 +16,11 @@ struct world_want {
     const char *program; /* poold's path */
     uint32_t n_cells, chunk_cells, n_rows;
     bool when_dry_waits;
-    const char *die_at;    /* of the first start: CISTERN_DIE_AT, or NULL */
-    const char *death_log; /* of the first start, or NULL */
+    const char *die_at; /* CISTERN_DIE_AT of start die_start (0: the first), or NULL */
+    uint32_t die_start;
+    const char *die_next; /* the same of the start after that, or NULL */
+    const char
+        *death_log; /* CISTERN_DEATH_LOG of each start: this and the start's number, or NULL */
 };
 
 struct world {
@@ -28,11 +31,15 @@ struct world {
     int pidfd, notify;
     struct loop_source *exited, *notified, *patience;
     bool killed; /* the test has just killed it */
+    bool fell;   /* it died at its death point */
+    uint32_t n_falls;
     uint32_t n_deaths;
     uint64_t exec_us, ready_us; /* of the last start; ready_us 0: not yet */
 };
 
 void world_init(struct world *w, const struct world_want *want);
+/* Another process's look at a world: a loop and the folder, nothing to start or to end. */
+void world_visit(struct world *w, const char *dir);
 /* Ends poold by SIGTERM, which must end with 0, and removes the folder. */
 void world_fini(struct world *w);
 void world_kill(struct world *w);
