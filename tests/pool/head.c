@@ -26,7 +26,7 @@ static void send_attach(struct stage *s)
     g.kv = POOL_KV_F32;
     g.block_cells = BLOCK;
     g.block_bytes = BLOCK_BYTES;
-    g.context_tokens = CONTEXT;
+    g.context_tokens = h->context ? h->context : CONTEXT;
     g.fingerprint = g.arithmetic = "hashes";
     Cistern__AttachWorker a = CISTERN__ATTACH_WORKER__INIT;
     a.pipeline = h->pipeline;
@@ -288,7 +288,10 @@ static void on_answer(struct head *h, const Cistern__Envelope *m)
     struct op *op = h->op;
     while (op < h->op + OPS_MAX && (!op->in_use || op->answered || op->number != m->number))
         op++;
-    if (op == h->op + OPS_MAX) return;
+    if (op == h->op + OPS_MAX) {
+        if (h->row) h->row(h->arg, h, m);
+        return;
+    }
     op->answered = true;
     if (m->body_case == CISTERN__ENVELOPE__BODY_REFUSED) {
         op->answer = (struct answer){.code = m->refused->code};

@@ -76,6 +76,7 @@ struct op {
 struct head {
     struct world *world;
     uint32_t pipeline, n_stages;
+    uint32_t context; /* tokens; 0: CONTEXT */
     struct stage stage[STAGES_MAX];
     const struct pool_header *control;
     size_t control_bytes, tokens_bytes;
@@ -90,6 +91,8 @@ struct head {
     /* It was attached again, these are bound to it. */
     void (*attached)(void *arg, struct head *h, const uint32_t *rows, size_t n);
     void (*give_back)(void *arg, struct head *h, uint32_t row, uint64_t generation);
+    /* NULL, or an answer to none of op[]. */
+    void (*row)(void *arg, struct head *h, const Cistern__Envelope *m);
     void *arg;
 };
 
