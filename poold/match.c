@@ -12,6 +12,23 @@ static uint32_t chunk_at(const struct pool *p, uint32_t row, const struct pool_b
     return i == b->base / p->seg->h->chunk_cells ? pool_entry_chunk(b->copy_entry) : 0;
 }
 
+enum { STRIDE = 64 }; /* tokens compared at once: without a branch a token, so by vectors */
+
+/* How many of the first n tokens are those of the cells. */
+static uint32_t same(const uint32_t *cell, const uint32_t *tokens, uint32_t n)
+{
+    uint32_t i = 0;
+    for (; i + STRIDE <= n; i += STRIDE) {
+        uint32_t differ = 0;
+        for (uint32_t k = i; k < i + STRIDE; k++)
+            differ |= (cell[k] & ~POOL_TOKEN_GENERATED) ^ tokens[k];
+        if (differ) break;
+    }
+    while (i < n && (cell[i] & ~POOL_TOKEN_GENERATED) == tokens[i])
+        i++;
+    return i;
+}
+
 uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens, uint32_t limit)
 {
     const struct pool_body *b = segment_body(p->seg, row);
@@ -21,9 +38,9 @@ uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens
         if (chunk == 0) break;
         const uint32_t *cell = p->cells + (uint64_t)chunk * chunk_cells;
         uint32_t end = min_u32(limit - i, chunk_cells);
-        for (uint32_t k = 0; k < end; k++)
-            if ((cell[k] & ~POOL_TOKEN_GENERATED) != tokens[i + k]) return i + k;
-        i += end;
+        uint32_t n = same(cell, tokens + i, end);
+        i += n;
+        if (n < end) break;
     }
     return i;
 }

@@ -56,7 +56,8 @@ static int open_from(const Cistern__Open *o, const struct worker_facts *f, struc
     if (o->pipeline != f->pipeline || o->lane >= f->max_lanes || n == 0 ||
         o->tokens.len % sizeof(uint32_t) || n > f->geometry.context_tokens)
         return -EPROTO;
-    ret->tokens = xcalloc(n, sizeof(uint32_t));
+    ret->tokens = reallocarray(NULL, n, sizeof(uint32_t)); /* zeroing a long one costs as much */
+    if (!ret->tokens) abort();
     memcpy(ret->tokens, o->tokens.data, n * sizeof(uint32_t));
     ret->open = (struct pool_open){
         .op = ret->id,
