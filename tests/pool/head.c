@@ -243,6 +243,7 @@ struct op *head_op(struct head *h, enum op_kind kind)
         *op = (struct op){.head = h,
                           .kind = kind,
                           .in_use = true,
+                          .n_deaths = h->world->n_deaths,
                           .number = pool_client_number(h->stage[0].client)};
         return op;
     }

@@ -62,10 +62,11 @@ struct op {
     bool in_use, answered, abandoned;
     uint32_t row; /* all but open */
     uint64_t generation, version, last_window;
-    uint32_t cells; /* grow, truncate: to; close: keep */
-    bool resume;    /* close */
-    bool crosses;   /* close: another operation on the row had no answer yet */
-    uint32_t lane;  /* open */
+    uint32_t cells;    /* grow, truncate: to; close: keep */
+    bool resume;       /* close */
+    bool crosses;      /* close: another operation on the row had no answer yet */
+    uint32_t n_deaths; /* of poold, when it was sent first */
+    uint32_t lane;     /* open */
     uint32_t tokens[CONTEXT], n_tokens;
     uint64_t salt, gateway, arrival;
     uint32_t resume_row; /* row + 1 */

@@ -278,13 +278,17 @@ static void take_other(struct model *m, struct op *op)
     r->busy = is_being_closed(op->head, op->row);
     bool crossed = op->kind == OP_CLOSE && op->crosses && a->code == CISTERN__CODE__STALE;
     if (crossed) return; /* another operation on the row was done first */
+    /* Done before poold died, and the row was another conversation's, or cut, before the retry. */
+    bool overtaken = op->kind == OP_CLOSE && a->code == CISTERN__CODE__STALE &&
+                     op->n_deaths != m->world->n_deaths && a->lease != r->lease;
     bool taken_back = a->code == CISTERN__CODE__STALE && (!r->head || r->busy || r->give_back);
     if (taken_back) return; /* closed because poold asked for it, while this one waited */
     if (a->code == CISTERN__CODE__POOL_FULL && op->kind != OP_CLOSE) {
         m->n_refused++;
         return;
     }
-    require(a->code == CISTERN__CODE__OK && a->row == op->row && r->generation == a->generation,
+    require(overtaken || (a->code == CISTERN__CODE__OK && a->row == op->row &&
+                          r->generation == a->generation),
             "row %u: operation %d is answered with code %d", op->row, op->kind, a->code);
     if (op->kind == OP_CLOSE) {
         r->head = NULL;
