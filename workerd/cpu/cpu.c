@@ -11,6 +11,7 @@
 #include <cpuid.h>
 #endif
 
+#include "workerd/arena.h"
 #include "workerd/cpu/ops.h"
 #include "workerd/cpu/plan.h"
 #include "workerd/cpu/repack.h"
@@ -248,38 +249,13 @@ static int cpu_buffer(struct backend *b, uint32_t max_rows, uint32_t width,
     return 0;
 }
 
-static int check_arena(const struct backend *b, const struct pool_arena *a, struct why *why)
-{
-    if (a->chunk_cells == 0 || a->chunk_cells % b->geo.block_cells ||
-        a->block_cells != b->geo.block_cells || a->n_runs > POOL_RUNS_MAX)
-        return why_set(
-            why, -EINVAL,
-            "arena: chunks of %u cells, blocks of %u, %u runs; blocks must have %u cells",
-            a->chunk_cells, a->block_cells, a->n_runs, b->geo.block_cells);
-    return 0;
-}
-
-/* Where the run of a layer begins, or NULL when it is missing or doesn't fit the file. */
-static uint8_t *run_of(const struct backend *b, struct pool_arena *a, uint32_t layer)
-{
-    uint64_t blocks = ((uint64_t)a->n_chunks + 1) * (a->chunk_cells / a->block_cells);
-    for (uint32_t i = 0; i < a->n_runs; i++) {
-        const struct pool_run *run = &a->run[i];
-        if (run->layer != layer || run->kind != POOL_RUN_KV) continue;
-        if (run->block_bytes != b->geo.block_bytes || run->off > a->bytes) return NULL;
-        if ((a->bytes - run->off) / run->block_bytes < blocks) return NULL;
-        return (uint8_t *)a + run->off;
-    }
-    return NULL;
-}
-
 static int cpu_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_layer,
                          struct why *why)
 {
-    int r = check_arena(b, arena, why);
+    int r = arena_check(arena, b->geo.block_cells, why);
     if (r < 0) return r;
     for (uint32_t i = 0; i < b->want.n_layers; i++) {
-        b->run[i] = run_of(b, arena, first_layer + i);
+        b->run[i] = arena_layer(arena, first_layer + i, b->geo.block_bytes);
         if (!b->run[i])
             return why_set(why, -EINVAL, "arena: no run of %llu-byte blocks for layer %u",
                            (unsigned long long)b->geo.block_bytes, first_layer + i);

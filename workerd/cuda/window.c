@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "workerd/arena.h"
 #include "workerd/cuda/cuda.h"
 
 static uint64_t page_up(uint64_t v) { return (v + 4095) / 4096 * 4096; }
@@ -63,31 +64,6 @@ static int arena_register(struct backend *b, struct pool_arena *arena, struct wh
     return 0;
 }
 
-static int check_arena(const struct backend *b, const struct pool_arena *a, struct why *why)
-{
-    if (a->chunk_cells < b->want.block_cells || a->chunk_cells & (a->chunk_cells - 1) ||
-        a->block_cells != b->want.block_cells || a->n_runs > POOL_RUNS_MAX)
-        return why_set(
-            why, -EINVAL,
-            "arena: chunks of %u cells, blocks of %u, %u runs; blocks must have %u cells",
-            a->chunk_cells, a->block_cells, a->n_runs, b->want.block_cells);
-    return 0;
-}
-
-/* Where the run of a layer begins, or NULL when it is missing or doesn't fit the file. */
-static uint8_t *run_of(const struct backend *b, struct pool_arena *a, uint32_t layer)
-{
-    uint64_t blocks = ((uint64_t)a->n_chunks + 1) * (a->chunk_cells / a->block_cells);
-    for (uint32_t i = 0; i < a->n_runs; i++) {
-        const struct pool_run *run = &a->run[i];
-        if (run->layer != layer || run->kind != POOL_RUN_KV) continue;
-        if (run->block_bytes != b->want.block_bytes || run->off > a->bytes) return NULL;
-        if ((a->bytes - run->off) / run->block_bytes < blocks) return NULL;
-        return (uint8_t *)a + run->off;
-    }
-    return NULL;
-}
-
 static int tables_new(struct backend *b, struct why *why)
 {
     /* A lane's last row may lie past the context: it goes to the trash chunk. */
@@ -104,12 +80,12 @@ static int tables_new(struct backend *b, struct why *why)
 int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_layer,
                    struct why *why)
 {
-    int r = check_arena(b, arena, why);
+    int r = arena_check(arena, b->want.block_cells, why);
     if (r < 0) return r;
     bool same = b->registered == (uint8_t *)arena && b->pool_id == arena->pool_id &&
                 b->arena_bytes == page_up(arena->bytes) && b->first_layer == first_layer;
     for (uint32_t i = 0; i < b->want.n_layers; i++) {
-        b->run[i] = run_of(b, arena, first_layer + i);
+        b->run[i] = arena_layer(arena, first_layer + i, b->want.block_bytes);
         if (!b->run[i])
             return why_set(why, -EINVAL, "arena: no run of %llu-byte blocks for layer %u",
                            (unsigned long long)b->want.block_bytes, first_layer + i);
