@@ -104,16 +104,6 @@ static int message_ping(struct generation *g)
     return generation_send(g, "ping", json_pack("{s:s}", "type", "ping"));
 }
 
-static const struct shape message_shape = {
-    .id_prefix = "msg_",
-    .begin = message_begin,
-    .text = message_text,
-    .end = message_end,
-    .fail = message_fail,
-    .silent = message_ping,
-    .whole = message_whole,
-};
-
 /* ---- its beginning ----------------------------------------------------------------------- */
 
 static int read_prompt(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
@@ -127,22 +117,27 @@ static int read_prompt(const struct gateway *g, const struct ask *ask, uint32_t 
     return chat_tokens(g, &chat, fault, ret);
 }
 
+static int message_prompt(const struct gateway *g, const struct ask *ask, struct fault *fault,
+                          struct tokenizer_ids *ret)
+{
+    return read_prompt(g, ask, gateway_context(g), fault, ret);
+}
+
+static const struct shape message_shape = {
+    .api = API_MESSAGES,
+    .id_prefix = "msg_",
+    .prompt = message_prompt,
+    .begin = message_begin,
+    .text = message_text,
+    .end = message_end,
+    .fail = message_fail,
+    .silent = message_ping,
+    .whole = message_whole,
+};
+
 void anthropic_messages(struct gateway *g, struct exchange *x)
 {
-    struct fault fault;
-    struct ask ask = {0};
-    struct tokenizer_ids prompt = {0};
-    size_t bytes;
-    const char *body = exchange_body(x, &bytes);
-    int r = generation_admits(g, x, &fault);
-    if (r == 0) r = ask_parse(API_MESSAGES, body, bytes, &fault, &ask);
-    if (r == 0) r = generation_model(g, &ask, &fault);
-    if (r == 0) r = read_prompt(g, &ask, gateway_context(g), &fault, &prompt);
-    if (r < 0)
-        reply_fault(x, &fault);
-    else
-        generation_start(g, x, &message_shape, &ask, &prompt);
-    ask_fini(&ask);
+    generation_serve(g, x, &message_shape);
 }
 
 /* Needs no worker, and a prompt may be longer than the context. */

@@ -91,7 +91,9 @@ static json_t *completion_whole(struct generation *g)
 }
 
 static const struct shape completion_shape = {
+    .api = API_COMPLETIONS,
     .id_prefix = "cmpl-",
+    .prompt = raw_ask_prompt,
     .begin = completion_begin,
     .text = completion_text,
     .choice_end = completion_choice_end,
@@ -102,19 +104,5 @@ static const struct shape completion_shape = {
 
 void openai_completions(struct gateway *g, struct exchange *x)
 {
-    struct fault fault;
-    struct ask ask = {0};
-    struct tokenizer_ids prompt = {0};
-    size_t bytes;
-    const char *body = exchange_body(x, &bytes);
-    int r = generation_admits(g, x, &fault);
-    if (r == 0) r = ask_parse(API_COMPLETIONS, body, bytes, &fault, &ask);
-    if (r == 0) r = generation_model(g, &ask, &fault);
-    if (r == 0)
-        r = raw_prompt_from(g->model.tokenizer, ask.prompt, gateway_context(g), &fault, &prompt);
-    if (r < 0)
-        reply_fault(x, &fault);
-    else
-        generation_start(g, x, &completion_shape, &ask, &prompt);
-    ask_fini(&ask);
+    generation_serve(g, x, &completion_shape);
 }

@@ -296,7 +296,9 @@ static void submit(struct choice *c)
     c->request = request_new(g->gateway->requests, &ask, &events);
 }
 
-int generation_admits(const struct gateway *g, const struct exchange *x, struct fault *fault)
+/* Whether one more is taken of this client, asked first: who must come back later should know
+ * before anything is read. */
+static int admits(const struct gateway *g, const struct exchange *x, struct fault *fault)
 {
     int r = gateway_admits(g, fault);
     return r < 0 ? r : keys_admit(g->keys, x, fault);
@@ -311,8 +313,9 @@ int generation_model(const struct gateway *g, const struct ask *ask, struct faul
                      name, g->model.name);
 }
 
-void generation_start(struct gateway *gateway, struct exchange *x, const struct shape *shape,
-                      struct ask *ask, struct tokenizer_ids *prompt)
+/* Takes ask and prompt. */
+static void start(struct gateway *gateway, struct exchange *x, const struct shape *shape,
+                  struct ask *ask, struct tokenizer_ids *prompt)
 {
     struct generation *g = xnew(struct generation);
     g->gateway = gateway;
@@ -336,6 +339,24 @@ void generation_start(struct gateway *gateway, struct exchange *x, const struct 
     }
     exchange_wait(x, on_gone, g);
     submit(&g->choice[0]);
+}
+
+void generation_serve(struct gateway *g, struct exchange *x, const struct shape *shape)
+{
+    struct fault fault;
+    struct ask ask = {0};
+    struct tokenizer_ids prompt = {0};
+    size_t bytes;
+    const char *body = exchange_body(x, &bytes);
+    int r = admits(g, x, &fault);
+    if (r == 0) r = ask_parse(shape->api, body, bytes, &fault, &ask);
+    if (r == 0) r = generation_model(g, &ask, &fault);
+    if (r == 0) r = shape->prompt(g, &ask, &fault, &prompt);
+    if (r < 0)
+        reply_fault(x, &fault);
+    else
+        start(g, x, shape, &ask, &prompt);
+    ask_fini(&ask);
 }
 
 uint32_t generation_tokens(const struct generation *g)

@@ -39,7 +39,11 @@ struct choice {
 
 /* How an API shows it. What returns int returns what generation_send did. */
 struct shape {
+    enum api_id api; /* whose fields the body has */
     const char *id_prefix;
+    /* The prompt's tokens, of what was asked. */
+    int (*prompt)(const struct gateway *g, const struct ask *ask, struct fault *fault,
+                  struct tokenizer_ids *ret);
     bool keep_text; /* the last events repeat it */
     /* The prompt has a lane, and how much of it was cached is known. */
     int (*begin)(struct generation *g);
@@ -68,14 +72,11 @@ struct generation {
     struct choice choice[GENERATION_CHOICES_MAX];
 };
 
-/* Whether one more is taken of this client, asked first: who must come back later should know
- * before anything is read. */
-int generation_admits(const struct gateway *g, const struct exchange *x, struct fault *fault);
 /* Whether the model that was asked for is served here. */
 int generation_model(const struct gateway *g, const struct ask *ask, struct fault *fault);
-/* The exchange is then its own. Takes ask and prompt. */
-void generation_start(struct gateway *g, struct exchange *x, const struct shape *shape,
-                      struct ask *ask, struct tokenizer_ids *prompt);
+/* The handler of an API's route: answers a fault, or begins a generation, whose the exchange then
+ * is. */
+void generation_serve(struct gateway *g, struct exchange *x, const struct shape *shape);
 
 /* One server-sent event; event NULL: data only. Takes data. Negative: the reader takes no more. */
 int generation_send(struct generation *g, const char *event, json_t *data);

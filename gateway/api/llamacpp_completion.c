@@ -58,7 +58,9 @@ static int fail(struct generation *g, const struct fault *fault)
 static json_t *whole(struct generation *g) { return last_json(g, choice_text(&g->choice[0])); }
 
 static const struct shape shape = {
+    .api = API_COMPLETION,
     .id_prefix = "cmpl-",
+    .prompt = raw_ask_prompt,
     .begin = begin,
     .text = send_text,
     .end = end,
@@ -66,21 +68,4 @@ static const struct shape shape = {
     .whole = whole,
 };
 
-void llamacpp_completion(struct gateway *g, struct exchange *x)
-{
-    struct fault fault;
-    struct ask ask = {0};
-    struct tokenizer_ids prompt = {0};
-    size_t bytes;
-    const char *body = exchange_body(x, &bytes);
-    int r = generation_admits(g, x, &fault);
-    if (r == 0) r = ask_parse(API_COMPLETION, body, bytes, &fault, &ask);
-    if (r == 0) r = generation_model(g, &ask, &fault);
-    if (r == 0)
-        r = raw_prompt_from(g->model.tokenizer, ask.prompt, gateway_context(g), &fault, &prompt);
-    if (r < 0)
-        reply_fault(x, &fault);
-    else
-        generation_start(g, x, &shape, &ask, &prompt);
-    ask_fini(&ask);
-}
+void llamacpp_completion(struct gateway *g, struct exchange *x) { generation_serve(g, x, &shape); }

@@ -112,16 +112,6 @@ static json_t *chat_whole(struct generation *g)
     return answer;
 }
 
-static const struct shape chat_shape = {
-    .id_prefix = "chatcmpl-",
-    .begin = chat_begin,
-    .text = chat_text_piece,
-    .choice_end = chat_choice_end,
-    .end = chat_end,
-    .fail = openai_fail,
-    .whole = chat_whole,
-};
-
 /* ---- its beginning ----------------------------------------------------------------------- */
 
 int chat_tokens(const struct gateway *g, const struct chat_input *in, struct fault *fault,
@@ -145,23 +135,19 @@ static int read_prompt(const struct gateway *g, const struct ask *ask, struct fa
     return chat_tokens(g, &in, fault, ret);
 }
 
-void openai_chat(struct gateway *g, struct exchange *x)
-{
-    struct fault fault;
-    struct ask ask = {0};
-    struct tokenizer_ids prompt = {0};
-    size_t bytes;
-    const char *body = exchange_body(x, &bytes);
-    int r = generation_admits(g, x, &fault);
-    if (r == 0) r = ask_parse(API_CHAT, body, bytes, &fault, &ask);
-    if (r == 0) r = generation_model(g, &ask, &fault);
-    if (r == 0) r = read_prompt(g, &ask, &fault, &prompt);
-    if (r < 0)
-        reply_fault(x, &fault);
-    else
-        generation_start(g, x, &chat_shape, &ask, &prompt);
-    ask_fini(&ask);
-}
+static const struct shape chat_shape = {
+    .api = API_CHAT,
+    .id_prefix = "chatcmpl-",
+    .prompt = read_prompt,
+    .begin = chat_begin,
+    .text = chat_text_piece,
+    .choice_end = chat_choice_end,
+    .end = chat_end,
+    .fail = openai_fail,
+    .whole = chat_whole,
+};
+
+void openai_chat(struct gateway *g, struct exchange *x) { generation_serve(g, x, &chat_shape); }
 
 /* ---- models ------------------------------------------------------------------------------ */
 

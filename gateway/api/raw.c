@@ -58,3 +58,9 @@ int raw_prompt_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_
     return fault_set(fault, FAULT_REQUEST, "prompt",
                      "'prompt' must be a string or an array of ids, and not empty.");
 }
+
+int raw_ask_prompt(const struct gateway *g, const struct ask *ask, struct fault *fault,
+                   struct tokenizer_ids *ret)
+{
+    return raw_prompt_from(g->model.tokenizer, ask->prompt, gateway_context(g), fault, ret);
+}

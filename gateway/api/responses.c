@@ -185,17 +185,6 @@ static int response_silent(struct generation *g)
     return send_response(g, "response.in_progress", response_json(g, NULL, json_array(), NULL));
 }
 
-static const struct shape response_shape = {
-    .id_prefix = "resp_",
-    .keep_text = true,
-    .begin = response_begin,
-    .text = response_text,
-    .end = response_end,
-    .fail = response_fail,
-    .silent = response_silent,
-    .whole = response_whole,
-};
-
 /* ---- its beginning ----------------------------------------------------------------------- */
 
 static int read_prompt(const struct gateway *g, const struct ask *ask, struct fault *fault,
@@ -212,20 +201,20 @@ static int read_prompt(const struct gateway *g, const struct ask *ask, struct fa
     return chat_tokens(g, &chat, fault, ret);
 }
 
+static const struct shape response_shape = {
+    .api = API_RESPONSES,
+    .id_prefix = "resp_",
+    .prompt = read_prompt,
+    .keep_text = true,
+    .begin = response_begin,
+    .text = response_text,
+    .end = response_end,
+    .fail = response_fail,
+    .silent = response_silent,
+    .whole = response_whole,
+};
+
 void openai_responses(struct gateway *g, struct exchange *x)
 {
-    struct fault fault;
-    struct ask ask = {0};
-    struct tokenizer_ids prompt = {0};
-    size_t bytes;
-    const char *body = exchange_body(x, &bytes);
-    int r = generation_admits(g, x, &fault);
-    if (r == 0) r = ask_parse(API_RESPONSES, body, bytes, &fault, &ask);
-    if (r == 0) r = generation_model(g, &ask, &fault);
-    if (r == 0) r = read_prompt(g, &ask, &fault, &prompt);
-    if (r < 0)
-        reply_fault(x, &fault);
-    else
-        generation_start(g, x, &response_shape, &ask, &prompt);
-    ask_fini(&ask);
+    generation_serve(g, x, &response_shape);
 }
