@@ -19,13 +19,6 @@ TOOL = {
 }
 
 
-@pytest.fixture(scope="module")
-def c(tiny_model):
-    settings = {**SMALL, "model.name": "tiny", "gateway.queue": 64}
-    with Cistern(tiny_model, settings=settings).start() as c:
-        yield c
-
-
 @pytest.fixture
 def client(c):
     url = f"http://127.0.0.1:{c.port}"

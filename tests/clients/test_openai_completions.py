@@ -2,18 +2,10 @@
 """Completions of raw prompts, and several choices of one prompt, through the real openai package."""
 import openai
 import pytest
-from harness import Cistern
-from test_equal import SMALL, words
+from test_equal import words
 from test_openai_sdk import make_client
 
 FIELDS = {"model": "tiny", "prompt": "hello", "max_tokens": 12, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def c(tiny_model):
-    settings = {**SMALL, "model.name": "tiny", "gateway.queue": 64}
-    with Cistern(tiny_model, settings=settings).start() as c:
-        yield c
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 """Responses through the real openai package, whose stream helper checks each event's place."""
 import openai
 import pytest
-from harness import Cistern, eventually
+from harness import eventually
 from pool import ACTIVE
-from test_equal import SMALL, words
+from test_equal import words
 from test_openai_sdk import make_client
 
 FIELDS = {"model": "tiny", "input": "hello", "max_output_tokens": 12, "temperature": 0}
@@ -15,13 +15,6 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
     "strict": False,
 }
-
-
-@pytest.fixture(scope="module")
-def c(tiny_model):
-    settings = {**SMALL, "model.name": "tiny", "gateway.queue": 64}
-    with Cistern(tiny_model, settings=settings).start() as c:
-        yield c
 
 
 @pytest.fixture

@@ -11,13 +11,6 @@ from test_equal import SMALL, words
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-@pytest.fixture(scope="module")
-def c(tiny_model):
-    settings = {**SMALL, "model.name": "tiny", "gateway.queue": 64}
-    with Cistern(tiny_model, settings=settings).start() as c:
-        yield c
-
-
 @pytest.fixture
 def client(c):
     with make_client(c.port, max_retries=0) as client:

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "tests/numerics/rig.h"
+#include "tests/suite.h"
 
 enum { VOCAB_MAX = 512, IDS_MAX = 64, TIMEOUT_S = 300 };
 
@@ -232,7 +233,6 @@ END_TEST
 int main(int argc, char **argv)
 {
     folder = argc > 1 ? argv[1] : ".";
-    Suite *s = suite_create("tiny");
     TCase *t = tcase_create("tiny");
     tcase_set_timeout(t, TIMEOUT_S);
     tcase_add_loop_test(t, logits_match_the_float64_pass, 0,
@@ -240,10 +240,5 @@ int main(int argc, char **argv)
     tcase_add_loop_test(t, wants_are_refused_by_name, 0, (int)ARRAY_LEN(refused));
     tcase_add_loop_test(t, files_are_refused_by_name, 0, (int)ARRAY_LEN(faults));
     tcase_add_test(t, windows_are_bounded);
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("tiny", t);
 }

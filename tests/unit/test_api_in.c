@@ -11,6 +11,7 @@
 #include "gateway/api/anthropic_in.h"
 #include "gateway/api/responses_in.h"
 #include "gateway/chat_tools.h"
+#include "tests/suite.h"
 
 static struct ask parse(enum api_id api, const char *body)
 {
@@ -226,7 +227,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("api_in");
     TCase *tc = tcase_create("api_in");
     tcase_add_loop_test(tc, a_message_becomes_those_of_templates, 0, ARRAY_LEN(messages));
     tcase_add_loop_test(tc, items_become_messages, 0, ARRAY_LEN(items));
@@ -234,10 +234,5 @@ int main(void)
     tcase_add_loop_test(tc, arguments_become_objects, 0, ARRAY_LEN(arguments));
     tcase_add_loop_test(tc, wrong_calls_are_named, 0, ARRAY_LEN(wrong_calls));
     tcase_add_test(tc, tools_written_out_keep_the_system_message);
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("api_in", tc);
 }

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "tests/suite.h"
 #include "workerd/cpu/cpu.h"
 #include "workerd/cpu/f16.h"
 #include "workerd/cpu/repack.h"
@@ -262,7 +263,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("backend_cpu");
     TCase *t = tcase_create("cpu");
     tcase_set_timeout(t, 60);
     tcase_add_test(t, every_half_is_read_and_written);
@@ -273,10 +273,5 @@ int main(void)
     tcase_add_loop_test(t, lists_of_processors_are_read, 0, (int)ARRAY_LEN(lists));
     tcase_add_loop_test(t, what_the_cpu_cannot_do_is_refused, 0, (int)ARRAY_LEN(refused));
     tcase_add_test(t, arenas_that_do_not_fit_are_refused);
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("backend_cpu", t);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/config.h"
+#include "tests/suite.h"
 
 static int load(const char *text, const char *set, struct why *why, struct config **ret)
 {
@@ -128,17 +129,11 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("config");
     TCase *t = tcase_create("config");
     tcase_add_loop_test(t, a_wrong_line_is_told_what_would_be_right, 0, ARRAY_LEN(wrong));
     tcase_add_test(t, a_missing_file_is_named);
     tcase_add_test(t, later_wins_and_units_count);
     tcase_add_test(t, every_preset_is_a_value_that_the_table_takes);
     tcase_add_loop_test(t, layers_are_split, 0, ARRAY_LEN(splits));
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run("config", t);
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "gateway/api/errors.h"
+#include "tests/suite.h"
 
 static const struct {
     enum fault_kind kind;
@@ -129,17 +130,11 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("errors");
     TCase *tc = tcase_create("errors");
     tcase_add_loop_test(tc, each_fault_has_anthropics_shape, 0, ARRAY_LEN(anthropic));
     tcase_add_loop_test(tc, each_fault_has_its_status_and_code, 0, ARRAY_LEN(faults));
     tcase_add_loop_test(tc, each_code_of_a_head_becomes_a_fault, 0, ARRAY_LEN(codes));
     tcase_add_test(tc, a_prompt_over_the_context_names_both_numbers);
     tcase_add_test(tc, a_sentence_cut_inside_a_character_is_still_json);
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("errors", tc);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "gateway/api/fields.h"
+#include "tests/suite.h"
 
 #define M "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
 
@@ -149,17 +150,11 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("fields");
     TCase *tc = tcase_create("fields");
     tcase_add_loop_test(tc, a_wrong_field_is_refused_by_name, 0, ARRAY_LEN(refused));
     tcase_add_test(tc, what_is_not_said_has_a_preset);
     tcase_add_test(tc, null_and_unknown_fields_are_ignored);
     tcase_add_test(tc, every_field_arrives);
     tcase_add_test(tc, deep_nesting_is_refused_not_followed);
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("fields", tc);
 }

@@ -12,6 +12,7 @@
 #include "common/ggml_type.h"
 #include "common/gguf.h"
 #include "common/sha256.h"
+#include "tests/suite.h"
 #include "tests/unit/gguf_write.h"
 
 static const uint64_t vec8[4] = {8, 1, 1, 1};
@@ -511,7 +512,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("gguf");
     TCase *tc = tcase_create("gguf");
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, reads_what_was_written, 0, 2);
@@ -525,10 +525,5 @@ int main(void)
     tcase_add_test(tc, unsupported_formats_are_read);
     tcase_add_test(tc, fingerprint_tells_models_apart);
     tcase_add_loop_test(tc, sha256_as_published, 0, ARRAY_LEN(sums));
-    suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run("gguf", tc);
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "common/base.h"
+#include "tests/suite.h"
 #include "workerd/lanes.h"
 
 /* Where each event leads; -1: no lane may get it there. A free lane takes a request. An opening one
@@ -88,14 +89,8 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("lanes");
     TCase *tc = tcase_create("lanes");
     tcase_add_loop_test(tc, every_event_in_every_state, 0, LANE_STATES * LANE_EVENTS);
     tcase_add_loop_test(tc, asks_ahead_of_need, 0, ARRAY_LEN(growths));
-    suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run("lanes", tc);
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "tests/suite.h"
 #include "workerd/link.h"
 
 enum { STAGES = 3, SLOTS = 6, ROWS = 24, LANES = 4, EMBD = 16, LIFE = 7 };
@@ -301,7 +302,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("link");
     TCase *tc = tcase_create("link");
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, no_ring_is_slept_through, 0, 2);
@@ -311,10 +311,5 @@ int main(void)
     tcase_add_test(tc, a_file_cut_short_is_refused);
     tcase_add_test(tc, a_sound_window_is_read);
     tcase_add_loop_test(tc, malformed_windows_are_refused_by_name, 0, ARRAY_LEN(wrong_windows));
-    suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run("link", tc);
 }

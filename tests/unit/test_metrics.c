@@ -9,6 +9,7 @@
 
 #include "cistern.pb-c.h"
 #include "gateway/metrics.h"
+#include "tests/suite.h"
 
 static const char *const lines[] = {
     "\ncistern_requests_total{route=\"/a\",status=\"200\"} 2\n",
@@ -116,14 +117,8 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("metrics");
     TCase *tc = tcase_create("metrics");
     tcase_add_test(tc, the_json_has_main_and_slots);
     tcase_add_loop_test(tc, the_text_has_this_line, 0, ARRAY_LEN(lines));
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("metrics", tc);
 }

@@ -8,6 +8,7 @@
 #include <zmq.h>
 
 #include "common/msg.h"
+#include "tests/suite.h"
 
 enum { SERVER = 0x1111, CLIENT = 0x2222, PATIENCE_US = 5000000 };
 
@@ -25,7 +26,7 @@ static void on_server(void *arg, uint64_t from, const Cistern__Envelope *m)
     ck_assert_uint_eq(from, CLIENT);
     ck_assert_int_eq(m->body_case, CISTERN__ENVELOPE__BODY_HELLO);
     got_server++;
-    (void)msg_server_refuse(server, from, m->number, CISTERN__CODE__NOT_READY, "later");
+    msg_server_refuse(server, from, m->number, CISTERN__CODE__NOT_READY, "later");
 }
 
 static void on_client(void *arg, uint64_t from, const Cistern__Envelope *m)
@@ -213,7 +214,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("msg");
     TCase *t = tcase_create("msg");
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 30);
@@ -222,10 +222,5 @@ int main(void)
     tcase_add_test(t, a_server_knows_whom_it_cannot_reach);
     tcase_add_test(t, another_incarnation_is_stale_and_changes_nothing);
     tcase_add_loop_test(t, strange_messages_end_nothing, 0, ARRAY_LEN(strange));
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run("msg", t);
 }

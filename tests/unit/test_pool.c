@@ -1,177 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The pool's rows and tables, in this process: expected values follow from the rules in
- * ARCHITECTURE.md (the pool), worked out by hand in each table; the random test holds invariants
- * that are counted from the control segment alone.
+ * The pool's rows and tables in this process: expected values follow from the rules in
+ * ARCHITECTURE.md (the pool), worked out by hand in each table.
  */
 #include <check.h>
 #include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "poold/match.h"
-#include "poold/plan.h"
-#include "poold/pool.h"
-#include "poold/store.h"
-
-enum { C = 16, B = 4, CHUNKS = 12, ROWS = 6, CONTEXT = 128, ME = 77 };
-
-static char dir[64];
-static struct pool *pool;
-static struct mapped_file tokens_file, page_file;
-static uint32_t *cells;
-static struct pool_page *page;
-static uint64_t op_number;
-
-static void open_pool(struct segment *seg)
-{
-    struct why why = {0};
-    bool fresh;
-    ck_assert_int_eq(store_tokens(dir, seg->h, &why, &tokens_file, &fresh), 0);
-    ck_assert_int_eq(store_page(dir, seg->h, 0, 0, &why, &page_file, &fresh), 0);
-    page = page_file.at;
-    cells = ((struct pool_tokens *)tokens_file.at)->cell;
-    ck_assert_int_eq(pool_new(seg, cells, &why, &pool), 0);
-    pool->page[0][0] = page;
-    pool->manned[0][0] = true;
-}
-
-static void setup(void)
-{
-    struct why why = {0};
-    strcpy(dir, "/dev/shm/test_pool_XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(dir));
-    struct segment_want want = {
-        .n_rows = ROWS,
-        .n_chunks = CHUNKS,
-        .chunk_cells = C,
-        .grow_chunks = 1,
-        .n_stages = 1,
-        .geometry = {.n_layers = 1, .block_cells = B, .context_tokens = CONTEXT, .block_bytes = 64},
-    };
-    struct segment *seg;
-    ck_assert_int_eq(segment_make(dir, &want, &why, &seg), 0);
-    open_pool(seg);
-}
-
-static void close_pool(void)
-{
-    pool_free(pool);
-    mapped_file_fini(&tokens_file);
-    mapped_file_fini(&page_file);
-}
-
-static void teardown(void)
-{
-    close_pool();
-    char command[100];
-    (void)snprintf(command, sizeof(command), "rm -r %s", dir);
-    ck_assert_int_eq(system(command), 0);
-}
-
-/* As after kill -9: everything derived is gone. */
-static void restart(void)
-{
-    struct why why = {0};
-    close_pool();
-    struct segment *seg;
-    ck_assert_int_eq(segment_open(dir, &why, &seg), 0);
-    open_pool(seg);
-}
-
-static const struct pool_body *body(uint32_t row) { return segment_body(pool->seg, row); }
-
-static struct row_seen seen(uint32_t row)
-{
-    return (struct row_seen){row, body(row)->generation, pool->seg->rows[row].version};
-}
-
-static struct op_id next_op(void) { return (struct op_id){ME, ++op_number}; }
-
-/* A prompt whose tokens are base, base + 1, ... */
-static int open_prompt(uint32_t first, uint32_t n, uint64_t salt, uint32_t *ret_row)
-{
-    uint32_t tokens[CONTEXT];
-    for (uint32_t i = 0; i < n; i++)
-        tokens[i] = first + i;
-    struct pool_open ask = {.op = next_op(),
-                            .tokens = tokens,
-                            .n_tokens = n,
-                            .salt = salt,
-                            .arrival = pool_next_arrival(pool),
-                            .may_wait = true};
-    return pool_open_row(pool, &ask, ret_row);
-}
-
-/* What the head and the stage do: token ids, then their words. */
-static void compute(uint32_t row, uint32_t first, uint32_t n)
-{
-    const uint64_t *table = segment_table(pool->seg, row);
-    for (uint32_t i = 0; i < n; i++)
-        cells[pool_entry_chunk(table[i / C]) * C + i % C] = first + i;
-    page->word[row] = pool_word(body(row)->lease, n);
-    page->word[page->n_rows + row] = pool_word(body(row)->lease, n);
-}
-
-static void close_row(uint32_t row, uint32_t keep)
-{
-    struct pool_close ask = {.op = next_op(), .seen = seen(row), .keep = keep};
-    ck_assert_int_eq(pool_close_row(pool, &ask), 0);
-    ck_assert_uint_eq(pool_drain(pool), 1);
-}
-
-/* A conversation of n cells that is cached: its row. */
-static uint32_t cached(uint32_t first, uint32_t n)
-{
-    uint32_t row;
-    ck_assert_int_eq(open_prompt(first, n, 0, &row), 0);
-    compute(row, first, n);
-    close_row(row, UINT32_MAX);
-    ck_assert_uint_eq(body(row)->state, POOL_IDLE);
-    return row;
-}
-
-/* ---- invariants ---- */
-
-static void check_invariants(void)
-{
-    uint32_t refs[CHUNKS + 1] = {0}, copies[CHUNKS + 1] = {0}, n_free = 0;
-    for (uint32_t row = 0; row < ROWS; row++) {
-        const struct pool_body *b = body(row);
-        const uint64_t *table = segment_table(pool->seg, row);
-        uint32_t n = b->state == POOL_FREE ? 0 : b->n_entries;
-        ck_assert_uint_le(b->base, n * C);
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t chunk = pool_entry_chunk(table[i]);
-            ck_assert_uint_gt(chunk, 0);
-            ck_assert_uint_le(chunk, CHUNKS);
-            refs[chunk]++;
-        }
-        for (uint32_t i = n; i < pool->seg->h->table_entries; i++)
-            ck_assert_uint_eq(table[i], 0);
-        if (b->state == POOL_IDLE) ck_assert_uint_eq(n, (b->base + C - 1) / C);
-        if (b->state == POOL_FREE) continue;
-        ck_assert_uint_eq(b->copy_entry == 0, b->copy_cells == 0);
-        if (b->copy_entry) ck_assert_uint_eq(b->base % C, 0);
-        if (b->copy_entry) copies[pool_entry_chunk(b->copy_entry)]++;
-    }
-    for (uint32_t chunk = 1; chunk <= CHUNKS; chunk++) {
-        ck_assert_uint_eq(refs[chunk] + copies[chunk], pool->refs[chunk]);
-        n_free += pool->refs[chunk] == 0;
-    }
-    ck_assert_uint_eq(n_free, pool->n_free);
-    for (uint32_t row = 0; row < ROWS; row++) { /* who will write has the chunk alone */
-        const struct pool_body *b = body(row);
-        for (uint32_t i = pool_valid_cells(pool, row) / C;
-             b->state == POOL_ACTIVE && i < b->n_entries; i++)
-            ck_assert_uint_eq(refs[pool_entry_chunk(segment_table(pool->seg, row)[i])], 1);
-    }
-    struct pool_counts counts;
-    pool_count(pool, &counts);
-    ck_assert_uint_eq(counts.free + counts.active + counts.waiting + counts.closing + counts.idle +
-                          counts.shared,
-                      CHUNKS);
-}
+#include "tests/suite.h"
+#include "tests/unit/pool_rig.h"
 
 /* ---- reserving ---- */
 
@@ -445,92 +282,6 @@ START_TEST(a_match_that_is_closing_is_waited_for)
 }
 END_TEST
 
-/* ---- when it is full ---- */
-
-START_TEST(the_least_recently_used_gives_back_from_its_end)
-{
-    uint32_t a = cached(100, 64), b = cached(300, 64), row; /* 4 chunks each, 4 are free */
-    pool->seg->rows[a].last_use = 2;
-    pool->seg->rows[b].last_use = 1;
-    ck_assert_int_eq(open_prompt(500, 70, 0, &row), 0); /* wants 6: two more than are free */
-    ck_assert_uint_eq(body(a)->base, 64);
-    ck_assert_uint_eq(body(b)->base, 32);
-    ck_assert_uint_eq(pool->evictions[1], 2);
-    check_invariants();
-}
-END_TEST
-
-START_TEST(those_shorter_than_a_block_give_back_first)
-{
-    uint32_t small = cached(700, B - 1), big = cached(100, 64), row; /* 1 + 4 chunks, 7 are free */
-    pool->seg->rows[small].last_use = 9;
-    pool->seg->rows[big].last_use = 1;
-    ck_assert_int_eq(open_prompt(500, 100, 0, &row), 0); /* wants 8 */
-    ck_assert_uint_eq(row, small);                       /* its record was free again */
-    ck_assert_uint_eq(body(big)->base, 64);
-    ck_assert_uint_eq(pool->evictions[0], 1);
-    check_invariants();
-}
-END_TEST
-
-START_TEST(a_refusal_takes_nothing)
-{
-    uint32_t a, b, idle, row;
-    ck_assert_int_eq(open_prompt(100, 64, 0, &a), 0);         /* 5 chunks, active */
-    idle = cached(300, 32);                                   /* 2 chunks */
-    ck_assert_int_eq(open_prompt(500, 40, 0, &b), 0);         /* 4 chunks, active; 1 is free */
-    ck_assert_int_eq(open_prompt(700, 60, 0, &row), -ENOSPC); /* wants 5 of 3 */
-    ck_assert_uint_eq(body(idle)->base, 32);
-    ck_assert_int_eq(pool_grow(pool, next_op(), seen(a), 128), 0); /* 3 more: all that is left */
-    ck_assert_uint_eq(body(idle)->state, POOL_FREE);
-    ck_assert_int_eq(pool_grow(pool, next_op(), seen(b), 65), -ENOSPC);
-    check_invariants();
-}
-END_TEST
-
-START_TEST(chunks_that_others_hold_are_no_gain)
-{
-    uint32_t old = cached(100, 80), row, big;           /* 5 chunks */
-    ck_assert_int_eq(open_prompt(100, 33, 0, &row), 0); /* shares 2, has 2 of its own; 5 free */
-    pool->seg->rows[old].last_use = 1;
-    ck_assert_int_eq(open_prompt(500, 112, 0, &big), 0); /* wants 8: old gives its own 3 */
-    ck_assert_uint_eq(body(old)->base, 32);
-    ck_assert_int_eq(pool_grow(pool, next_op(), seen(row), 80),
-                     -ENOSPC); /* its other 2 are row's */
-    check_invariants();
-}
-END_TEST
-
-START_TEST(rows_run_out_before_chunks)
-{
-    for (uint32_t i = 0; i < ROWS; i++)
-        (void)cached(100 + 50 * i, 5);
-    pool->seg->rows[3].last_use = 1;
-    uint64_t generation = body(3)->generation;
-    uint32_t lease = body(3)->lease, row;
-    ck_assert_int_eq(open_prompt(900, 5, 0, &row), 0);
-    ck_assert_uint_eq(row, 3);
-    ck_assert_uint_eq(body(3)->generation, generation + 1);
-    ck_assert_uint_gt(body(3)->lease, lease); /* never back, not even for another conversation */
-    check_invariants();
-}
-END_TEST
-
-START_TEST(a_chunk_changes_generation_when_it_is_given_out_again)
-{
-    uint32_t row, again;
-    ck_assert_int_eq(open_prompt(1, 5, 0, &row), 0);
-    uint64_t entry = segment_table(pool->seg, row)[0];
-    close_row(row, 0);
-    for (int i = 0; i < 4; i++) {
-        ck_assert_int_eq(open_prompt(1, 100, 0, &again), 0); /* 8 of 12 chunks */
-        for (uint32_t k = 0; k < 8; k++)
-            ck_assert_uint_ne(segment_table(pool->seg, again)[k], entry);
-        close_row(again, 0);
-    }
-}
-END_TEST
-
 /* ---- deaths of heads ---- */
 
 START_TEST(orphans_wait_for_their_gateway_and_resume)
@@ -642,68 +393,10 @@ START_TEST(a_damaged_row_is_dropped_and_the_others_stay)
 }
 END_TEST
 
-/* ---- at random ---- */
-
-static uint32_t random_below(uint64_t *state, uint32_t n)
-{
-    *state = *state * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return (uint32_t)((*state >> 33) % n);
-}
-
-static void random_step(uint64_t *seed)
-{
-    uint32_t row = random_below(seed, ROWS), unused;
-    const struct pool_body *b = body(row);
-    switch (random_below(seed, 8)) {
-    case 0:
-    case 1:
-    case 2:
-        (void)open_prompt(100 * random_below(seed, 3), 2 + random_below(seed, 100), 0, &unused);
-        break;
-    case 3:
-        if (b->state == POOL_ACTIVE)
-            (void)pool_grow(pool, next_op(), seen(row), b->n_entries * C + random_below(seed, 40));
-        break;
-    case 4:
-    case 5: {
-        if (b->state != POOL_ACTIVE) break;
-        uint32_t have = b->n_entries * C;
-        compute(row, 100 * random_below(seed, 3), b->base + random_below(seed, have - b->base + 1));
-        struct pool_close ask = {.op = next_op(),
-                                 .seen = seen(row),
-                                 .last_window = random_below(seed, 3),
-                                 .keep = UINT32_MAX};
-        ck_assert_int_eq(pool_close_row(pool, &ask), 0);
-        break;
-    }
-    case 6:
-        page->drained = random_below(seed, 3);
-        break;
-    case 7:
-        if (random_below(seed, 20) == 0)
-            restart();
-        else
-            (void)pool_truncate(pool, next_op(), seen(row), random_below(seed, CONTEXT), 0);
-        break;
-    }
-    (void)pool_drain(pool);
-}
-
-START_TEST(invariants_hold_over_random_operations)
-{
-    uint64_t seed = (uint64_t)_i + 1;
-    for (int i = 0; i < 3000; i++) {
-        random_step(&seed);
-        check_invariants();
-    }
-}
-END_TEST
-
 int main(void)
 {
-    Suite *s = suite_create("pool");
     TCase *t = tcase_create("pool");
-    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_checked_fixture(t, pool_rig_setup, pool_rig_teardown);
     tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, open_reserves_the_prompt_and_one_growth_unit, 0, ARRAY_LEN(reserves));
     tcase_add_test(t, grow_is_absolute_and_answers_its_retry);
@@ -720,22 +413,10 @@ int main(void)
     tcase_add_test(t, a_closing_row_keeps_its_chunks_until_its_window_has_drained);
     tcase_add_test(t, a_dead_stage_is_not_waited_for);
     tcase_add_test(t, a_match_that_is_closing_is_waited_for);
-    tcase_add_test(t, the_least_recently_used_gives_back_from_its_end);
-    tcase_add_test(t, those_shorter_than_a_block_give_back_first);
-    tcase_add_test(t, a_refusal_takes_nothing);
-    tcase_add_test(t, chunks_that_others_hold_are_no_gain);
-    tcase_add_test(t, rows_run_out_before_chunks);
-    tcase_add_test(t, a_chunk_changes_generation_when_it_is_given_out_again);
     tcase_add_test(t, orphans_wait_for_their_gateway_and_resume);
     tcase_add_test(t, waiting_rows_of_a_dead_gateway_are_cached);
     tcase_add_test(t, a_waiting_row_lends_and_stays);
     tcase_add_test(t, reconciling_spares_what_the_head_knows_or_will_ask_again);
     tcase_add_test(t, a_damaged_row_is_dropped_and_the_others_stay);
-    tcase_add_loop_test(t, invariants_hold_over_random_operations, 0, 8);
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run("pool", t);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/pool_view.h"
+#include "tests/suite.h"
 
 enum { ROWS = 4, ENTRIES = 3, CHUNKS = 6, CELLS = 16 };
 
@@ -122,16 +123,10 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("pool_view");
     TCase *tc = tcase_create("pool_view");
     tcase_add_test(tc, each_chunk_counts_once);
     tcase_add_test(tc, rows_of_a_dying_worker_are_held);
     tcase_add_test(tc, numbers_from_the_segment_are_bounded);
     tcase_add_test(tc, tokens_are_the_least_of_the_words);
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("pool_view", tc);
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "gateway/request.h"
+#include "tests/suite.h"
 
 enum { SENT_MAX = 16, N_VOCAB = 1000 };
 
@@ -425,7 +426,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("request");
     TCase *tc = tcase_create("request");
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, only_the_next_token_of_this_attempt_counts, 0, ARRAY_LEN(checks));
@@ -440,10 +440,5 @@ int main(void)
     tcase_add_test(tc, a_cancel_that_could_not_be_sent_is_sent_again);
     tcase_add_test(tc, a_stop_string_says_what_to_keep);
     tcase_add_loop_test(tc, tokens_that_cannot_be_end_the_request, 0, ARRAY_LEN(insane));
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("request", tc);
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/suite.h"
 #include "workerd/requests.h"
 
 static uint32_t prompt[200], generated[100], stops[REQUEST_STOPS_MAX + 1];
@@ -168,16 +169,10 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("requests");
     TCase *tc = tcase_create("requests");
     tcase_add_loop_test(tc, a_sound_one_is_taken, 0, ARRAY_LEN(sizes));
     tcase_add_loop_test(tc, hostile_ones_are_refused, 0, ARRAY_LEN(hostile));
     tcase_add_test(tc, who_was_admitted_goes_first);
     tcase_add_test(tc, one_gateways_requests_are_found);
-    suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run("requests", tc);
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "common/base.h"
+#include "tests/suite.h"
 #include "workerd/sampler.h"
 
 enum { N = 6, DRAWS = 20000 };
@@ -149,7 +150,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("sampler");
     TCase *t = tcase_create("sampler");
     tcase_add_loop_test(t, filters_keep_the_right_shares, 0, (int)ARRAY_LEN(filters));
     tcase_add_test(t, greedy_takes_the_lowest_of_equals);
@@ -157,10 +157,5 @@ int main(void)
     tcase_add_test(t, heads_of_a_large_vocabulary_are_found);
     tcase_add_loop_test(t, hostile_rows_stay_in_range, 0, (int)ARRAY_LEN(hostile));
     tcase_add_test(t, hostile_numbers_stay_in_range);
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("sampler", t);
 }

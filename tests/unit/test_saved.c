@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "poold/poolctl_file.h"
+#include "tests/suite.h"
 
 /* The values that the reference implementation gives with seed 0. */
 static const struct {
@@ -164,7 +165,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("saved");
     TCase *tc = tcase_create("saved");
     tcase_add_loop_test(tc, a_checksum_is_the_published_one, 0, ARRAY_LEN(sums));
     tcase_add_test(tc, pieces_do_not_matter);
@@ -173,10 +173,5 @@ int main(void)
     tcase_add_test(tc, another_length_is_damage);
     tcase_add_loop_test(tc, a_header_that_lies_is_refused, 0, ARRAY_LEN(lies));
     tcase_add_test(tc, what_does_not_fit_the_pool_is_foreign);
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("saved", tc);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/base.h"
+#include "tests/suite.h"
 #include "workerd/schedule.h"
 
 enum { LANES = 8 };
@@ -303,7 +304,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("schedule");
     TCase *tc = tcase_create("schedule");
     tcase_add_test(tc, nothing_to_do);
     tcase_add_test(tc, all_ready_lanes_of_one_group);
@@ -313,10 +313,5 @@ int main(void)
     tcase_add_test(tc, one_token_left_of_a_prompt_is_a_piece);
     tcase_add_test(tc, groups_stay_even);
     tcase_add_loop_test(tc, everybody_ends_and_the_rules_hold, 1, 5);
-    suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run("schedule", tc);
 }

@@ -12,6 +12,7 @@
 
 #include "common/gguf.h"
 #include "gateway/template/template.h"
+#include "tests/suite.h"
 
 static json_t *load(const char *name)
 {
@@ -493,7 +494,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("template");
     TCase *tc = tcase_create("template");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, small_templates_are_those_of_jinja2);
@@ -507,10 +507,5 @@ int main(void)
     tcase_add_test(tc, an_error_names_the_line);
     tcase_add_test(tc, a_long_refusal_is_cut_between_characters);
     tcase_add_test(tc, one_template_serves_many_threads);
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run("template", tc);
 }

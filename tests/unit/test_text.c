@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "gateway/text.h"
+#include "tests/suite.h"
 
 #define FFFD "\xef\xbf\xbd"
 
@@ -173,16 +174,10 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("text");
     TCase *tc = tcase_create("text");
     tcase_add_loop_test(tc, shown_text_does_not_depend_on_tokens, 0, ARRAY_LEN(cases));
     tcase_add_test(tc, no_character_is_ever_cut);
     tcase_add_loop_test(tc, tokens_before_the_stop_are_counted, 0, ARRAY_LEN(kept));
     tcase_add_test(tc, stop_strings_are_bounded);
-    suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run("text", tc);
 }

@@ -19,6 +19,7 @@
 #include <time.h>
 
 #include "gateway/tokenizer/tokenizer.h"
+#include "tests/suite.h"
 
 static char *cache_path(const char *name)
 {
@@ -465,7 +466,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("tokenizer");
     TCase *tc = tcase_create("tokenizer");
     tcase_set_timeout(tc, 100);
     tcase_add_test(tc, smollm_cases);
@@ -477,10 +477,5 @@ int main(void)
     tcase_add_test(tc, values_make_no_control_tokens);
     tcase_add_loop_test(tc, control_tokens_do_not_cross_spans, 0, 2);
     tcase_add_loop_test(tc, a_megabyte_of_one_character, 0, ARRAY_LEN(run_vocabs));
-    suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run("tokenizer", tc);
 }

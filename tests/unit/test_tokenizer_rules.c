@@ -10,6 +10,7 @@
 
 #include "gateway/tokenizer/tokenizer.h"
 #include "gateway/tokenizer/utf8.h"
+#include "tests/suite.h"
 #include "tests/unit/gguf_write.h"
 
 struct extra {
@@ -425,7 +426,6 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("tokenizer rules");
     TCase *tc = tcase_create("tokenizer rules");
     tcase_add_loop_test(tc, merges_by_rank, 0, ARRAY_LEN(merged));
     tcase_add_test(tc, llama_bpe_takes_whole_pieces);
@@ -438,10 +438,5 @@ int main(void)
     tcase_add_test(tc, too_many_tokens_are_counted);
     tcase_add_loop_test(tc, odd_vocabularies_are_refused, 0, ARRAY_LEN(refused));
     tcase_add_loop_test(tc, broken_utf8_is_repaired, 0, ARRAY_LEN(broken));
-    suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run("tokenizer rules", tc);
 }
