@@ -197,14 +197,6 @@ int32_t gguf_array_i32(const struct gguf_array *a, uint64_t i)
     return v;
 }
 
-float gguf_array_f32(const struct gguf_array *a, uint64_t i)
-{
-    assert(a->type == GGUF_F32 && i < a->n);
-    float v;
-    memcpy(&v, (const char *)a->at + i * sizeof(v), sizeof(v));
-    return v;
-}
-
 size_t gguf_n_tensors(const struct gguf *g) { return g->n_tensors; }
 
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i)

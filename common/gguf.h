@@ -87,7 +87,6 @@ int gguf_str(const struct gguf *g, const char *key, struct gguf_str *ret);
 int gguf_array(const struct gguf *g, const char *key, uint32_t type, struct gguf_array *ret);
 struct gguf_str gguf_array_str(const struct gguf_array *a, uint64_t i);
 int32_t gguf_array_i32(const struct gguf_array *a, uint64_t i);
-float gguf_array_f32(const struct gguf_array *a, uint64_t i);
 
 size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);

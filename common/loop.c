@@ -137,12 +137,6 @@ int loop_add_fd(struct loop *l, int fd, uint32_t events, loop_fd_fn fn, void *ar
     return 0;
 }
 
-int loop_set_events(struct loop_source *s, uint32_t events)
-{
-    struct epoll_event e = {.events = events, .data.ptr = s};
-    return epoll_ctl(s->loop->epoll, EPOLL_CTL_MOD, s->fd, &e) < 0 ? -errno : 0;
-}
-
 int loop_add_timer(struct loop *l, loop_timer_fn fn, void *arg, struct loop_source **ret)
 {
     int fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);

@@ -25,7 +25,6 @@ static inline void loop_freep(struct loop **l) { loop_free(*l); }
 /* The fd stays the caller's; it must be removed before it is closed. */
 int loop_add_fd(struct loop *l, int fd, uint32_t events, loop_fd_fn fn, void *arg,
                 struct loop_source **ret);
-int loop_set_events(struct loop_source *s, uint32_t events);
 /* A timer, not running until loop_set_timer. */
 int loop_add_timer(struct loop *l, loop_timer_fn fn, void *arg, struct loop_source **ret);
 /* after_us 0 stops it; every_us 0: once. */

@@ -304,11 +304,10 @@ int msg_server_send(struct msg_server *s, uint64_t to, Cistern__Envelope *m)
     return send_frames(&s->s, to, m);
 }
 
-int msg_server_refuse(struct msg_server *s, uint64_t to, uint64_t number, Cistern__Code code,
-                      const char *text)
+void msg_server_refuse(struct msg_server *s, uint64_t to, uint64_t number, Cistern__Code code,
+                       const char *text)
 {
     refuse(&s->s, to, number, code, text);
-    return 0;
 }
 
 int msg_client_new(struct loop *l, const char *endpoint, uint64_t self, uint64_t peer, msg_fn fn,

@@ -30,7 +30,6 @@ typedef void (*msg_fn)(void *arg, uint64_t from, const Cistern__Envelope *m);
 int msg_server_new(struct loop *l, const char *endpoint, uint64_t self, msg_fn fn, void *arg,
                    struct why *why, struct msg_server **ret);
 void msg_server_free(struct msg_server *s);
-static inline void msg_server_freep(struct msg_server **s) { msg_server_free(*s); }
 /* Fills version, from and to. -EHOSTUNREACH: no such peer; -EAGAIN: its queue is full. */
 int msg_server_send(struct msg_server *s, uint64_t to, Cistern__Envelope *m);
 
@@ -41,12 +40,11 @@ int msg_client_new(struct loop *l, const char *endpoint, uint64_t self, uint64_t
                    void (*connected)(void *arg), void *arg, struct why *why,
                    struct msg_client **ret);
 void msg_client_free(struct msg_client *c);
-static inline void msg_client_freep(struct msg_client **c) { msg_client_free(*c); }
 int msg_client_send(struct msg_client *c, Cistern__Envelope *m);
 
 /* An envelope whose body is a Refused; text is copied at send. */
-int msg_server_refuse(struct msg_server *s, uint64_t to, uint64_t number, Cistern__Code code,
-                      const char *text);
+void msg_server_refuse(struct msg_server *s, uint64_t to, uint64_t number, Cistern__Code code,
+                       const char *text);
 
 /* 64 random bits, never 0. */
 uint64_t incarnation_new(void);

@@ -31,7 +31,7 @@ struct pipelines {
     bool settling;
     struct pipeline at[POOL_PIPELINES_MAX];
     bool tied, were_ready;
-    uint32_t context_tokens, n_ctx_train;
+    uint32_t context_tokens;
     struct pool_view view;
     uint64_t number;
 };
@@ -81,9 +81,7 @@ static void on_model(struct pipeline *p, const Cistern__Model *m)
     p->known = true;
     p->n_lanes = m->n_lanes;
     p->context_tokens = m->context_tokens;
-    p->n_ctx_train = m->n_ctx_train;
     ps->context_tokens = m->context_tokens;
-    ps->n_ctx_train = m->n_ctx_train;
     ps->were_ready |= p->alive;
     log_info("pipeline %u: %u lanes, a context of %u tokens", p->id, p->n_lanes, p->context_tokens);
     ps->events.changed(ps->events.arg);
@@ -338,7 +336,6 @@ uint32_t pipelines_lanes(const struct pipelines *ps)
 }
 
 uint32_t pipelines_context(const struct pipelines *ps) { return ps->context_tokens; }
-uint32_t pipelines_trained_context(const struct pipelines *ps) { return ps->n_ctx_train; }
 bool pipelines_were_ready(const struct pipelines *ps) { return ps->were_ready; }
 bool pipelines_tied(const struct pipelines *ps) { return ps->tied; }
 const struct pool_view *pipelines_pool(const struct pipelines *ps) { return &ps->view; }

@@ -63,9 +63,8 @@ const struct pipeline *pipelines_at(const struct pipelines *ps, uint32_t i);
 uint32_t pipelines_ready(const struct pipelines *ps);
 uint32_t pipelines_lanes(const struct pipelines *ps);   /* of the ready ones */
 uint32_t pipelines_context(const struct pipelines *ps); /* tokens; 0 before one was ready */
-uint32_t pipelines_trained_context(const struct pipelines *ps);
-bool pipelines_were_ready(const struct pipelines *ps); /* ever */
-bool pipelines_tied(const struct pipelines *ps);       /* to a poold, now */
+bool pipelines_were_ready(const struct pipelines *ps);  /* ever */
+bool pipelines_tied(const struct pipelines *ps);        /* to a poold, now */
 /* Its header is NULL while there is no pool. */
 const struct pool_view *pipelines_pool(const struct pipelines *ps);
 /* Lanes of each pipeline; 0: not known. */

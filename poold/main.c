@@ -11,6 +11,6 @@ int main(int argc, char **argv)
     int r = config_from_args(argc, argv, "poold", "owns Cistern's pool of K/V memory", NULL, 0,
                              &why, &config);
     if (r == 0) r = daemon_run(config, &why);
-    if (r < 0) log_error("%s", why.text);
+    if (r < 0 && *why.text) log_error("%s", why.text); /* empty: it was logged where it happened */
     return r < 0 ? 1 : 0;
 }

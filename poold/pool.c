@@ -66,9 +66,8 @@ static void derive(struct pool *p)
         if (p->refs[chunk] == 0) p->free[p->n_free++] = chunk;
 }
 
-int pool_new(struct segment *seg, const uint32_t *cells, struct why *why, struct pool **ret)
+struct pool *pool_new(struct segment *seg, const uint32_t *cells)
 {
-    (void)why;
     struct pool *p = xnew(struct pool);
     size_t n = (size_t)seg->h->n_chunks + 1;
     *p = (struct pool){
@@ -80,8 +79,7 @@ int pool_new(struct segment *seg, const uint32_t *cells, struct why *why, struct
         .next_arrival = 1,
     };
     derive(p);
-    *ret = p;
-    return 0;
+    return p;
 }
 
 void pool_free(struct pool *p)

@@ -65,9 +65,8 @@ struct pool_close {
 };
 
 /* cells: the tokens file's words, mapped by the caller, who keeps it mapped. Takes seg. */
-int pool_new(struct segment *seg, const uint32_t *cells, struct why *why, struct pool **ret);
+struct pool *pool_new(struct segment *seg, const uint32_t *cells);
 void pool_free(struct pool *p);
-static inline void pool_freep(struct pool **p) { pool_free(*p); }
 
 uint64_t pool_next_arrival(struct pool *p);
 /* The youngest active row that is younger than arrival; UINT32_MAX: there is none. */

@@ -37,8 +37,7 @@ static int adopt_pool(struct daemon *d, struct segment *seg, struct why *why)
     int r = store_tokens(d->config->pool.dir, seg->h, why, &d->tokens, &fresh);
     if (r < 0) return segment_free(seg), r;
     const struct pool_tokens *tokens = d->tokens.at;
-    r = pool_new(seg, tokens->cell, why, &d->pool);
-    if (r < 0) return r;
+    d->pool = pool_new(seg, tokens->cell);
     if (fresh) poolfiles_empty_rows(d, "the tokens file was missing or another pool's");
     return 0;
 }

@@ -35,7 +35,7 @@ void daemon_refuse(struct daemon *d, uint64_t to, uint64_t number, Cistern__Code
     va_end(ap);
     if (d->pool && (unsigned)code < POOL_CODES)
         segment_count(&d->pool->seg->h->counters.refusals[code], 1);
-    (void)msg_server_refuse(d->server, to, number, code, text);
+    msg_server_refuse(d->server, to, number, code, text);
 }
 
 void daemon_broadcast(struct daemon *d, Cistern__Envelope *m)
@@ -246,7 +246,6 @@ int daemon_run(const struct config *config, struct why *why)
         operations_retry(&d);
         r = loop_run(d.loop);
         (void)sd_notify(0, "STOPPING=1");
-        if (r < 0) (void)why_set(why, r, "ending: see above");
     }
     end(&d);
     return r;
