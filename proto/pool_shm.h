@@ -112,7 +112,7 @@ struct pool_geometry {
     uint32_t context_tokens;           /* the longest conversation */
     uint64_t block_bytes;              /* bytes of one block: K and V of B cells of one layer */
     char fingerprint[POOL_TEXT_BYTES]; /* of the model file */
-    char arithmetic[POOL_TEXT_BYTES];  /* of the workers (design section 5) */
+    char arithmetic[POOL_TEXT_BYTES];  /* of the workers (ARCHITECTURE.md, Exactness) */
 };
 static_assert(sizeof(struct pool_geometry) == 32 + 2 * POOL_TEXT_BYTES, "no hidden padding");
 

@@ -7,9 +7,9 @@
  * failure sticks and sync returns it. Buffers and weights belong to the backend and go with it.
  * Called from the device thread only.
  *
- * What every implementation must keep (design section 5): a token row's bits are a function of the
- * tokens before it and its position, not of the rows beside it, of the number of rows or of
- * threads.
+ * What every implementation must keep (ARCHITECTURE.md, Exactness): a token row's bits are a
+ * function of the tokens before it and its position, not of the rows beside it, of the number of
+ * rows or of threads.
  */
 #include <stdbool.h>
 

@@ -15,7 +15,7 @@
 #endif
 
 enum {
-    BLOCK_MIN_BYTES = 2048, /* design section 1: smaller gathers are slow */
+    BLOCK_MIN_BYTES = 2048, /* over PCIe, gathers of smaller pieces are slow */
     BLOCK_MIN_CELLS = 16,   /* the kernels take 16 cells at once */
     LOGITS_ROWS_MAX = 64,   /* rows of logits made at a time */
     LANES_MAX = 4096,

@@ -26,9 +26,10 @@ struct model_want {
     uint32_t max_rows;  /* token rows of the largest window */
     uint32_t max_lanes; /* lanes of the largest window */
     uint32_t context_tokens;
-    uint32_t n_threads;   /* compute threads, this one included */
-    const char *cpus;     /* worker.cpus: a list like "0-3,8", or NULL for no pinning */
-    bool may_spin;        /* barriers may spin up to 20 us before they sleep (design section 4) */
+    uint32_t n_threads; /* compute threads, this one included */
+    const char *cpus;   /* worker.cpus: a list like "0-3,8", or NULL for no pinning */
+    bool
+        may_spin; /* barriers may spin up to 20 us before they sleep (ARCHITECTURE.md, Decisions) */
     const char *variant;  /* "auto", "avx512", "avx2", "plain": refused when the CPU lacks it */
     const char *device;   /* "cpu" or "cuda:N"; NULL counts as "cpu" */
     uint64_t kv_resident; /* of a GPU: cells whose K/V is kept in its memory too, at most */

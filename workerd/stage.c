@@ -23,7 +23,7 @@
 #include "workerd/trace.h"
 
 enum {
-    SPIN_US = 20,    /* at a bell, and only with cores of our own (design section 4) */
+    SPIN_US = 20,    /* at a bell, and only with cores of our own (ARCHITECTURE.md, Decisions) */
     LOOK_US = 20000, /* an order is noticed within this time while no bell rings */
 };
 

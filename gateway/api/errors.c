@@ -9,7 +9,7 @@
 
 enum {
     RETRY_SOON_S = 2,  /* a lane becomes free, or a worker is back, within seconds */
-    RETRY_POOL_S = 10, /* what design section 3 promises for a full pool */
+    RETRY_POOL_S = 10, /* promised for a full pool: about what an answer takes */
 };
 
 #define BAD "invalid_request_error"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Messages between two ends in this process, and a raw ZeroMQ peer that sends what no end of ours
- * would. The rules are those of msg.h and of the design: another version or incarnation is answered
+ * would. The rules are those of msg.h: another version or incarnation is answered
  * and changes nothing, what is no envelope is dropped, nothing ends the loop. */
 #include <check.h>
 #include <errno.h>

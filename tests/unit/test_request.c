@@ -2,9 +2,9 @@
 /*
  * A generation's life against a head that this file plays: pipelines_pick and msg_client_send are
  * defined here in place of the gateway's and the messages' own. What is expected follows from the
- * design's section on deaths: a token counts only when it is of the current attempt and bears the
- * next index; a repeat is dropped; a gap ends the attempt; a re-submission carries prompt and
- * generated tokens apart, and the row, generation and arrival of the last attempt.
+ * section on deaths in ARCHITECTURE.md: a token counts only when it is of the current attempt and
+ * bears the next index; a repeat is dropped; a gap ends the attempt; a re-submission carries prompt
+ * and generated tokens apart, and the row, generation and arrival of the last attempt.
  */
 #include <check.h>
 #include <errno.h>

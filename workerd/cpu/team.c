@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Compute threads and the barrier between dependent operations. A wait spins for at most 20 us, and
- * only when the worker has cores of its own (design section 4); else it sleeps on the futex at
- * once, so two workers that share two cores don't burn each other's time.
+ * only when the worker has cores of its own (ARCHITECTURE.md, Decisions); else it sleeps on the
+ * futex at once, so two workers that share two cores don't burn each other's time.
  */
 #include "workerd/cpu/team.h"
 
@@ -18,7 +18,7 @@
 
 enum {
     MEMBERS_MAX = 256, /* more compute threads than any machine this is for has cores */
-    SPIN_NS = 20000,   /* design section 4 */
+    SPIN_NS = 20000,   /* more would take a core from whoever it waits for */
     CACHE_LINE = 64,
 };
 

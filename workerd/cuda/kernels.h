@@ -19,7 +19,7 @@ enum {
     CUDA_BLOCK = 32,        /* values that share a scale, of weights and of activations */
     CUDA_GROUP = 256,       /* values of eight such blocks: what a row of codes is padded to */
     CUDA_TILE = 32,         /* outputs of a product's tile: one block of what it makes */
-    CUDA_SPLIT_CELLS = 256, /* cells whose attention is summed by itself: design section 5 */
+    CUDA_SPLIT_CELLS = 256, /* cells whose attention is summed by itself, at fixed positions */
     CUDA_HEAD_DIM_MAX = 256,
     CUDA_NOT_RESIDENT = -1,
 };
