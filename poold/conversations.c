@@ -80,7 +80,7 @@ static uint32_t tail_gain(const struct pool *p, uint32_t row, uint32_t from)
 {
     uint32_t n = 0;
     for (uint32_t i = from; i < segment_body(p->seg, row)->n_entries; i++)
-        n += p->refs[pool_entry_chunk(segment_table((struct segment *)p->seg, row)[i])] == 1;
+        n += p->refs[pool_entry_chunk(segment_table(p->seg, row)[i])] == 1;
     return n;
 }
 
@@ -89,7 +89,7 @@ static uint32_t tail_gain(const struct pool *p, uint32_t row, uint32_t from)
 static uint64_t chunk_of_match(const struct pool *p, uint32_t source, uint32_t i)
 {
     const struct pool_body *b = segment_body(p->seg, source);
-    return i < b->n_entries ? segment_table((struct segment *)p->seg, source)[i] : b->copy_entry;
+    return i < b->n_entries ? segment_table(p->seg, source)[i] : b->copy_entry;
 }
 
 /* Begins a new conversation that shares the whole chunks below common with source; the beginning of

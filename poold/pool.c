@@ -37,7 +37,7 @@ static bool row_is_sane(const struct segment *s, uint32_t row)
         b->pipeline >= POOL_PIPELINES_MAX)
         return false;
     for (uint32_t i = 0; i < b->n_entries; i++) {
-        uint32_t chunk = pool_entry_chunk(segment_table((struct segment *)s, row)[i]);
+        uint32_t chunk = pool_entry_chunk(segment_table(s, row)[i]);
         if (chunk == 0 || chunk > h->n_chunks) return false;
     }
     return pool_entry_chunk(b->copy_entry) <= h->n_chunks;
@@ -161,7 +161,7 @@ uint32_t pool_cached_cells(const struct pool_body *b) { return b->base + b->copy
 static void shorten(const struct pool *p, uint32_t row, uint32_t n_cells, struct pool_body *b)
 {
     uint32_t c = p->seg->h->chunk_cells, k = n_cells / c, rest = n_cells % c;
-    const uint64_t *table = segment_table((struct segment *)p->seg, row);
+    const uint64_t *table = segment_table(p->seg, row);
     bool from_copy = b->copy_entry && b->n_entries == b->base / c && k == b->n_entries;
     bool shared = rest && k < b->n_entries && p->refs[pool_entry_chunk(table[k])] > 1;
     if (!rest || !(from_copy || shared)) {

@@ -184,7 +184,7 @@ void segment_count(uint64_t *counter, uint64_t n)
     shm_store_u64(counter, *counter + n);
 }
 
-uint64_t *segment_table(struct segment *s, uint32_t row)
+uint64_t *segment_table(const struct segment *s, uint32_t row)
 {
     return s->tables + (uint64_t)row * s->h->table_entries;
 }

@@ -41,7 +41,7 @@ const struct pool_body *segment_body(const struct segment *s, uint32_t row);
 void segment_commit(struct segment *s, uint32_t row, const struct pool_body *body);
 /* Adds to one of the header's counters. */
 void segment_count(uint64_t *counter, uint64_t n);
-uint64_t *segment_table(struct segment *s, uint32_t row);
+uint64_t *segment_table(const struct segment *s, uint32_t row);
 /* Puts the trash chunk back at and past the row's table length. */
 void segment_trim_table(struct segment *s, uint32_t row);
 

@@ -11,11 +11,6 @@
 #include "poold/death.h"
 #include "poold/plan.h"
 
-static uint64_t *table_of(const struct pool *p, uint32_t row)
-{
-    return segment_table((struct segment *)p->seg, row);
-}
-
 /* The body of a new row of this holder; what it held before is nobody's. */
 static struct pool_body held_body(const struct pool *p, uint32_t row, uint64_t holder)
 {
@@ -32,19 +27,19 @@ static void share(struct pool *p, uint32_t from, uint32_t cells, uint32_t row, s
 {
     uint32_t c = p->seg->h->chunk_cells;
     const struct pool_body *source = segment_body(p->seg, from);
-    uint64_t *table = table_of(p, row);
+    uint64_t *table = segment_table(p->seg, row);
     b->n_entries = cells / c;
     b->base = b->n_entries * c;
     for (uint32_t i = 0; i < b->n_entries; i++) {
-        uint64_t entry = table_of(p, from)[i];
+        uint64_t entry = segment_table(p->seg, from)[i];
         p->refs[pool_entry_chunk(entry)]++;
         DEATH_POINT("save-share");
         shm_store_u64(&table[i], entry); /* of a free row: nobody's until the commit */
     }
     b->copy_cells = cells % c;
     if (!b->copy_cells) return;
-    b->copy_entry =
-        b->n_entries < source->n_entries ? table_of(p, from)[b->n_entries] : source->copy_entry;
+    b->copy_entry = b->n_entries < source->n_entries ? segment_table(p->seg, from)[b->n_entries]
+                                                     : source->copy_entry;
     p->refs[pool_entry_chunk(b->copy_entry)]++;
 }
 
@@ -81,7 +76,7 @@ int transfer_restore(struct pool *p, uint32_t cells, uint64_t salt, uint64_t hol
     if (r < 0) return r;
     uint32_t row = plan_row(p, PLAN_NOBODY);
     struct pool_body b = held_body(p, row, holder);
-    uint64_t *table = table_of(p, row);
+    uint64_t *table = segment_table(p->seg, row);
     for (uint32_t i = 0; i < n; i++) {
         uint64_t entry = pool_chunk_take(p);
         DEATH_POINT("restore-reserve");
