@@ -51,6 +51,11 @@ static inline void *xcalloc(size_t n, size_t bytes)
 
 static inline uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+/* The least multiple of step that is not below v. */
+static inline uint64_t round_up_u64(uint64_t v, uint64_t step)
+{
+    return (v + step - 1) / step * step;
+}
 static inline uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 

@@ -45,11 +45,6 @@ struct arena {
     char text[256];
 };
 
-static uint64_t page_up(uint64_t bytes)
-{
-    return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-}
-
 /* One run a layer, in order. */
 static int lay_out(const struct arena_want *w, struct pool_arena *ret)
 {
@@ -64,13 +59,14 @@ static int lay_out(const struct arena_want *w, struct pool_arena *ret)
         .block_cells = g->block_cells,
         .n_chunks = h->n_chunks,
     };
-    uint64_t off = page_up(sizeof(*ret)), blocks = h->chunk_cells / g->block_cells, run_bytes;
+    uint64_t off = round_up_u64(sizeof(*ret), PAGE_BYTES), blocks = h->chunk_cells / g->block_cells,
+             run_bytes;
     if (__builtin_mul_overflow(((uint64_t)h->n_chunks + 1) * blocks, g->block_bytes, &run_bytes) ||
         run_bytes > UINT64_MAX / 2 / POOL_RUNS_MAX)
         return -EOVERFLOW;
     for (uint32_t i = 0; i < w->n_layers; i++) {
         ret->run[i] = (struct pool_run){w->first_layer + i, POOL_RUN_KV, off, g->block_bytes};
-        off += page_up(run_bytes);
+        off += round_up_u64(run_bytes, PAGE_BYTES);
     }
     ret->bytes = off;
     return 0;

@@ -50,8 +50,6 @@ static bool all_attached(const struct daemon *d, uint32_t pipeline)
 
 /* ---- a new life ---- */
 
-static uint64_t up(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
-
 static struct link_header link_layout(const struct daemon *d, uint32_t pipeline, uint32_t life)
 {
     uint32_t n = record(d, pipeline)->n_stages;
@@ -71,13 +69,13 @@ static struct link_header link_layout(const struct daemon *d, uint32_t pipeline,
         h.max_lanes = min_u32(h.max_lanes, f->max_lanes);
         h.n_embd = f->n_embd; /* the same in all: it is in the fingerprint */
     }
-    h.bells_off = up(sizeof(h), 64);
-    h.slots_off = up(h.bells_off + (n + 1) * sizeof(struct link_bell), PAGE_BYTES);
+    h.bells_off = round_up_u64(sizeof(h), 64);
+    h.slots_off = round_up_u64(h.bells_off + (n + 1) * sizeof(struct link_bell), PAGE_BYTES);
     h.lanes_off = sizeof(struct link_window);
     h.tokens_off = h.lanes_off + h.max_lanes * sizeof(struct link_lane);
-    h.results_off = up(h.tokens_off + h.max_rows * sizeof(uint32_t), 64);
-    h.activations_off = up(h.results_off + h.max_lanes * sizeof(uint32_t), PAGE_BYTES);
-    h.activations_bytes = up((uint64_t)h.max_rows * h.n_embd * sizeof(float), PAGE_BYTES);
+    h.results_off = round_up_u64(h.tokens_off + h.max_rows * sizeof(uint32_t), 64);
+    h.activations_off = round_up_u64(h.results_off + h.max_lanes * sizeof(uint32_t), PAGE_BYTES);
+    h.activations_bytes = round_up_u64((uint64_t)h.max_rows * h.n_embd * sizeof(float), PAGE_BYTES);
     h.slot_bytes = h.activations_off + (n - 1) * h.activations_bytes;
     h.bytes = h.slots_off + h.n_slots * h.slot_bytes;
     return h;

@@ -17,11 +17,6 @@
 
 enum { PAGE_BYTES = 4096 };
 
-static uint64_t page_up(uint64_t bytes)
-{
-    return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-}
-
 static void segment_point(struct segment *s)
 {
     char *base = (char *)s->h;
@@ -37,15 +32,19 @@ static void lay_out(struct pool_header *ret)
 {
     ret->version = POOL_SHM_VERSION;
     ret->header_bytes = sizeof(*ret);
-    ret->processes_off = page_up(sizeof(*ret));
-    ret->pipelines_off =
-        ret->processes_off + page_up(POOL_PROCESSES_MAX * sizeof(struct pool_process));
-    ret->rows_off = ret->pipelines_off + page_up(POOL_PIPELINES_MAX * sizeof(struct pool_pipeline));
-    ret->tables_off = ret->rows_off + page_up((uint64_t)ret->n_rows * sizeof(struct pool_row));
+    ret->processes_off = round_up_u64(sizeof(*ret), PAGE_BYTES);
+    ret->pipelines_off = ret->processes_off +
+                         round_up_u64(POOL_PROCESSES_MAX * sizeof(struct pool_process), PAGE_BYTES);
+    ret->rows_off = ret->pipelines_off +
+                    round_up_u64(POOL_PIPELINES_MAX * sizeof(struct pool_pipeline), PAGE_BYTES);
+    ret->tables_off =
+        ret->rows_off + round_up_u64((uint64_t)ret->n_rows * sizeof(struct pool_row), PAGE_BYTES);
     ret->chunks_off =
-        ret->tables_off + page_up((uint64_t)ret->n_rows * ret->table_entries * sizeof(uint64_t));
+        ret->tables_off +
+        round_up_u64((uint64_t)ret->n_rows * ret->table_entries * sizeof(uint64_t), PAGE_BYTES);
     ret->bytes =
-        ret->chunks_off + page_up(((uint64_t)ret->n_chunks + 1) * sizeof(struct pool_chunk));
+        ret->chunks_off +
+        round_up_u64(((uint64_t)ret->n_chunks + 1) * sizeof(struct pool_chunk), PAGE_BYTES);
 }
 
 static struct pool_header header_of(const struct segment_want *want)

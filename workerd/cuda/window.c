@@ -9,7 +9,7 @@
 #include "workerd/arena.h"
 #include "workerd/cuda/cuda.h"
 
-static uint64_t page_up(uint64_t v) { return (v + 4095) / 4096 * 4096; }
+enum { PAGE_BYTES = 4096 }; /* what is registered begins and ends on these */
 
 int cuda_window_new(struct backend *b)
 {
@@ -44,7 +44,7 @@ void cuda_arena_release(struct backend *b)
 static int arena_register(struct backend *b, struct pool_arena *arena, struct why *why)
 {
     cuda_arena_release(b);
-    b->arena_bytes = page_up(arena->bytes);
+    b->arena_bytes = round_up_u64(arena->bytes, PAGE_BYTES);
     b->pool_id = arena->pool_id;
     for (uint64_t at = 0; at < b->arena_bytes; at += CUDA_REGISTER_BYTES) {
         uint64_t n = min_u64(CUDA_REGISTER_BYTES, b->arena_bytes - at);
@@ -83,7 +83,8 @@ int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_l
     int r = arena_check(arena, b->want.block_cells, why);
     if (r < 0) return r;
     bool same = b->registered == (uint8_t *)arena && b->pool_id == arena->pool_id &&
-                b->arena_bytes == page_up(arena->bytes) && b->first_layer == first_layer;
+                b->arena_bytes == round_up_u64(arena->bytes, PAGE_BYTES) &&
+                b->first_layer == first_layer;
     for (uint32_t i = 0; i < b->want.n_layers; i++) {
         b->run[i] = arena_layer(arena, first_layer + i, b->want.block_bytes);
         if (!b->run[i])
