@@ -117,16 +117,10 @@ static int read_prompt(const struct gateway *g, const struct ask *ask, uint32_t 
     return chat_tokens(g, &chat, fault, ret);
 }
 
-static int message_prompt(const struct gateway *g, const struct ask *ask, struct fault *fault,
-                          struct tokenizer_ids *ret)
-{
-    return read_prompt(g, ask, gateway_context(g), fault, ret);
-}
-
 static const struct shape message_shape = {
     .api = API_MESSAGES,
     .id_prefix = "msg_",
-    .prompt = message_prompt,
+    .prompt = read_prompt,
     .begin = message_begin,
     .text = message_text,
     .end = message_end,

@@ -351,7 +351,7 @@ void generation_serve(struct gateway *g, struct exchange *x, const struct shape 
     int r = admits(g, x, &fault);
     if (r == 0) r = ask_parse(shape->api, body, bytes, &fault, &ask);
     if (r == 0) r = generation_model(g, &ask, &fault);
-    if (r == 0) r = shape->prompt(g, &ask, &fault, &prompt);
+    if (r == 0) r = shape->prompt(g, &ask, gateway_context(g), &fault, &prompt);
     if (r < 0)
         reply_fault(x, &fault);
     else

@@ -41,9 +41,9 @@ struct choice {
 struct shape {
     enum api_id api; /* whose fields the body has */
     const char *id_prefix;
-    /* The prompt's tokens, of what was asked. */
-    int (*prompt)(const struct gateway *g, const struct ask *ask, struct fault *fault,
-                  struct tokenizer_ids *ret);
+    /* The prompt's tokens, at most n_ctx, of what was asked. */
+    int (*prompt)(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
+                  struct fault *fault, struct tokenizer_ids *ret);
     bool keep_text; /* the last events repeat it */
     /* The prompt has a lane, and how much of it was cached is known. */
     int (*begin)(struct generation *g);

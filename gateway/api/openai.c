@@ -123,14 +123,14 @@ int chat_tokens(const struct gateway *g, const struct chat_input *in, struct fau
     return chat_prompt(g->model.chat, in, fault, ret);
 }
 
-static int read_prompt(const struct gateway *g, const struct ask *ask, struct fault *fault,
-                       struct tokenizer_ids *ret)
+static int read_prompt(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
+                       struct fault *fault, struct tokenizer_ids *ret)
 {
     struct chat_input in = {
         .messages = ask->messages,
         .tools = ask->no_tools ? NULL : ask->tools,
         .kwargs = ask->kwargs,
-        .n_ctx = gateway_context(g),
+        .n_ctx = n_ctx,
     };
     return chat_tokens(g, &in, fault, ret);
 }

@@ -59,8 +59,8 @@ int raw_prompt_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_
                      "'prompt' must be a string or an array of ids, and not empty.");
 }
 
-int raw_ask_prompt(const struct gateway *g, const struct ask *ask, struct fault *fault,
-                   struct tokenizer_ids *ret)
+int raw_ask_prompt(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
+                   struct fault *fault, struct tokenizer_ids *ret)
 {
-    return raw_prompt_from(g->model.tokenizer, ask->prompt, gateway_context(g), fault, ret);
+    return raw_prompt_from(g->model.tokenizer, ask->prompt, n_ctx, fault, ret);
 }

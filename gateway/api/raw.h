@@ -12,9 +12,9 @@
 /* prompt: a string, an array of ids, or an array of one of these. */
 int raw_prompt_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_ctx,
                     struct fault *fault, struct tokenizer_ids *ret);
-/* The same of what was asked, for this gateway: the prompt of a struct shape (generation.h). */
-int raw_ask_prompt(const struct gateway *g, const struct ask *ask, struct fault *fault,
-                   struct tokenizer_ids *ret);
+/* The same of what was asked: the prompt of a struct shape (generation.h). */
+int raw_ask_prompt(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
+                   struct fault *fault, struct tokenizer_ids *ret);
 /* An array of ids of this vocabulary. */
 int ids_from(const struct tokenizer *t, const char *name, const json_t *ids, struct fault *fault,
              struct tokenizer_ids *ret);

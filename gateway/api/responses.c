@@ -187,8 +187,8 @@ static int response_silent(struct generation *g)
 
 /* ---- its beginning ----------------------------------------------------------------------- */
 
-static int read_prompt(const struct gateway *g, const struct ask *ask, struct fault *fault,
-                       struct tokenizer_ids *ret)
+static int read_prompt(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
+                       struct fault *fault, struct tokenizer_ids *ret)
 {
     CLEANUP(responses_in_fini) struct responses_in in = {0};
     int r = responses_in_from(ask, fault, &in);
@@ -196,7 +196,7 @@ static int read_prompt(const struct gateway *g, const struct ask *ask, struct fa
     struct chat_input chat = {
         .messages = in.messages,
         .tools = ask->no_tools ? NULL : in.tools,
-        .n_ctx = gateway_context(g),
+        .n_ctx = n_ctx,
     };
     return chat_tokens(g, &chat, fault, ret);
 }
