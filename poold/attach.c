@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "poold/daemon.h"
 #include "poold/death.h"
+#include "proto/kv_block.h"
 
 enum {
     LAYERS_MAX = 1024,  /* runs of an arena */
@@ -82,15 +83,6 @@ static int attach_from(const Cistern__AttachWorker *a, struct worker_facts *ret)
 }
 
 /* ---- against the pool ---- */
-
-static const char *kv_name(uint32_t kv)
-{
-    static const char *const names[] = {
-        [POOL_KV_F32] = "f32",   [POOL_KV_F16] = "f16", [POOL_KV_INT8] = "int8",
-        [POOL_KV_K8V4] = "k8v4", [POOL_KV_Q4] = "q4",
-    };
-    return kv < ARRAY_LEN(names) && names[kv] ? names[kv] : "unknown";
-}
 
 /* What differs between two statements of the same pool, in words with both values. */
 static bool same_geometry(const struct pool_geometry *a, const struct pool_geometry *b,

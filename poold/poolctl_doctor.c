@@ -6,7 +6,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -17,6 +16,7 @@
 
 #include "common/gguf.h"
 #include "poold/poolctl.h"
+#include "proto/kv_block.h"
 
 enum {
     TMPFS_FS = 0x01021994, /* statfs(2): TMPFS_MAGIC */
@@ -58,19 +58,6 @@ static int arch_u64(const struct gguf *g, const struct gguf_str *arch, const cha
     return gguf_u64(g, key, ret);
 }
 
-/* Bytes of one value in a format, K and V together: twice as many. */
-static double pair_bytes(uint32_t kv)
-{
-    static const double bytes[] = {
-        [POOL_KV_F32] = 8,
-        [POOL_KV_F16] = 4,
-        [POOL_KV_INT8] = 2 * (1 + 2.0 / 64),
-        [POOL_KV_K8V4] = 1.5 + 4.0 / 64,
-        [POOL_KV_Q4] = 2 * (0.5 + 2.0 / 64),
-    };
-    return kv < ARRAY_LEN(bytes) && bytes[kv] > 0 ? bytes[kv] : 8;
-}
-
 static int read_model(struct plan *p, const struct config *c, struct why *why)
 {
     CLEANUP(gguf_freep) struct gguf *g = NULL;
@@ -92,7 +79,7 @@ static int read_model(struct plan *p, const struct config *c, struct why *why)
         return why_set(why, -EPROTO, "%s states heads that can't be", c->model.path);
     p->n_layers = (uint32_t)layers;
     p->context = c->model.context ? c->model.context : (uint32_t)min_u64(context, 1 << 24);
-    p->cell_bytes = (uint64_t)ceil((double)(kv_heads * dim) * pair_bytes(c->pool.kv));
+    p->cell_bytes = kv_block_of(c->pool.kv, (uint32_t)kv_heads, (uint32_t)dim, 1, KV_BY_CELL).bytes;
     struct stat st;
     p->weights = stat(c->model.path, &st) == 0 ? (uint64_t)st.st_size : 0;
     return 0;

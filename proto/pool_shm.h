@@ -301,10 +301,9 @@ static_assert(sizeof(struct pool_page) == 128, "the words begin on a cache line"
 
 enum pool_run_kind { POOL_RUN_KV = 1, POOL_RUN_CHECKPOINT = 2 };
 
-/* A run holds one layer for all chunks: [chunk][block], each block K then V of its B cells. Within
- * a block the layout is the backend's, and part of its arithmetic string. The CPU's:
- * K [K/V head][head_dim][B cells], so that a vector's lanes are cells, and
- * V [K/V head][B cells][head_dim]. */
+/* A run holds one layer for all chunks: [chunk][block], each block K and V of its B cells as
+ * kv_block.h lays them out. The order within K is the backend's, and part of its arithmetic
+ * string. */
 struct pool_run {
     uint32_t layer;
     uint32_t kind; /* enum pool_run_kind */

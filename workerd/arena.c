@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <string.h>
 
 int arena_check(const struct pool_arena *a, uint32_t block_cells, struct why *why)
 {
@@ -27,4 +28,20 @@ uint8_t *arena_layer(struct pool_arena *a, uint32_t layer, uint64_t block_bytes)
         return (uint8_t *)a + run->off;
     }
     return NULL;
+}
+
+void arena_copy_cells(const struct kv_block *b, uint32_t block_cells, uint8_t *to,
+                      const uint8_t *from, uint32_t n_cells)
+{
+    const struct kv_section *sections[] = {&b->k, &b->v, &b->k_scale, &b->v_scale};
+    if (from == to) return;
+    uint64_t whole = n_cells / block_cells * b->bytes;
+    size_t rest = n_cells % block_cells;
+    memcpy(to, from, whole);
+    for (size_t i = 0; i < ARRAY_LEN(sections); i++) {
+        const struct kv_section *s = sections[i];
+        size_t unit = s->unit_bytes, at = whole + s->off;
+        for (uint32_t l = 0; l < s->lines; l++, at += unit * block_cells)
+            memcpy(to + at, from + at, rest * unit);
+    }
 }

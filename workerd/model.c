@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "proto/kv_block.h"
 #include "workerd/weights.h"
 #ifdef CISTERN_CUDA
 #include "workerd/cuda/backend_cuda.h"
@@ -46,7 +47,7 @@ static bool is_last(const struct model *m)
 
 static void block_facts(const struct arch_params *p, uint32_t kv, struct model_facts *f)
 {
-    uint64_t cell = (uint64_t)2 * p->dim[DIM_KV] * (kv == POOL_KV_F32 ? 4 : 2);
+    uint64_t cell = kv_block_of(kv, p->n_kv_heads, p->head_dim, 1, KV_BY_CELL).bytes;
     f->block_cells = BLOCK_MIN_CELLS;
     while (f->block_cells * cell < BLOCK_MIN_BYTES)
         f->block_cells *= 2;
@@ -98,8 +99,7 @@ static int check_want(const struct model_want *w, const struct model_facts *f, s
         w->n_layers > f->n_layers - w->first_layer)
         return why_set(why, -EINVAL, "layers %u to %u: the model has layers 0 to %u",
                        w->first_layer, w->first_layer + w->n_layers - 1, f->n_layers - 1);
-    if (w->kv != POOL_KV_F32 && w->kv != POOL_KV_F16)
-        return why_set(why, -ENOTSUP, "K/V format %u isn't supported; supported: f32, f16", w->kv);
+    if (!kv_bits(w->kv, 0)) return why_set(why, -EINVAL, "there is no K/V format %u", w->kv);
     if (w->max_rows == 0 || w->max_rows > ROWS_MAX || w->max_lanes == 0 ||
         w->max_lanes > LANES_MAX || w->max_lanes > w->max_rows)
         return why_set(why, -EINVAL,
@@ -188,7 +188,7 @@ static void state_arithmetic(struct model *m)
 {
     (void)snprintf(m->facts.arithmetic, sizeof(m->facts.arithmetic), "%s %s kv-%s",
                    m->ops->arithmetic, m->want.precision == MODEL_FLOAT32 ? "float32" : "int8",
-                   m->want.kv == POOL_KV_F32 ? "f32" : "f16");
+                   kv_name(m->want.kv));
     (void)snprintf(m->facts.device, sizeof(m->facts.device), "%s", m->ops->device(m->backend));
     m->facts.weight_bytes = m->ops->weight_bytes(m->backend);
 }

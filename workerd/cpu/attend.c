@@ -52,13 +52,14 @@ SIMD_FN struct step step_at(const struct task *t, uint32_t pos, bool v)
 {
     const struct cpu_geometry *g = t->g;
     struct step s = {.stride = v ? g->head_dim : g->block_cells, .f32 = g->kv == POOL_KV_F32};
-    size_t head = (size_t)t->kv_head * g->head_dim * g->block_cells * g->value_bytes;
-    size_t cell_bytes = v ? g->head_dim * g->value_bytes : g->value_bytes;
+    const struct kv_section *section = v ? &g->block.v : &g->block.k;
+    uint32_t lines = section->lines / g->n_kv_heads;
+    size_t head = (size_t)t->kv_head * lines * g->block_cells * section->unit_bytes;
     for (uint32_t i = 0; i < STEP_VECS; i++) {
         uint32_t cell = pos + i * LANES;
         const uint8_t *block =
-            t->op->b->run[t->op->layer] + cpu_block_off(g, t->lane, cell) + (v ? g->v_off : 0);
-        s.at[i] = block + head + cell % g->block_cells * cell_bytes;
+            t->op->b->run[t->op->layer] + cpu_block_off(g, t->lane, cell) + section->off;
+        s.at[i] = block + head + (size_t)(cell % g->block_cells) * section->unit_bytes;
     }
     return s;
 }

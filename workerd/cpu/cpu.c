@@ -118,17 +118,15 @@ static int check_want(const struct backend_want *w, struct why *why)
 
 static struct cpu_geometry geometry_of(const struct backend_want *w)
 {
-    uint32_t value_bytes = w->kv == POOL_KV_F32 ? 4 : 2, group = w->n_heads / w->n_kv_heads;
+    uint32_t group = w->n_heads / w->n_kv_heads;
     return (struct cpu_geometry){
         .n_heads = w->n_heads,
         .n_kv_heads = w->n_kv_heads,
         .head_dim = w->head_dim,
         .rope_dims = w->rope_dims,
         .kv = w->kv,
-        .value_bytes = value_bytes,
         .block_cells = w->block_cells,
-        .block_bytes = w->block_bytes,
-        .v_off = (uint64_t)w->n_kv_heads * w->head_dim * w->block_cells * value_bytes,
+        .block = kv_block_of(w->kv, w->n_kv_heads, w->head_dim, w->block_cells, KV_BY_DIM),
         .scale = (float)(1.0 / sqrt(w->head_dim)),
         .tile_rows = QUERY_ROWS_MAX / group,
     };
@@ -255,45 +253,26 @@ static int cpu_use_arena(struct backend *b, struct pool_arena *arena, uint32_t f
     int r = arena_check(arena, b->geo.block_cells, why);
     if (r < 0) return r;
     for (uint32_t i = 0; i < b->want.n_layers; i++) {
-        b->run[i] = arena_layer(arena, first_layer + i, b->geo.block_bytes);
+        b->run[i] = arena_layer(arena, first_layer + i, b->geo.block.bytes);
         if (!b->run[i])
             return why_set(why, -EINVAL, "arena: no run of %llu-byte blocks for layer %u",
-                           (unsigned long long)b->geo.block_bytes, first_layer + i);
+                           (unsigned long long)b->geo.block.bytes, first_layer + i);
     }
     b->arena = arena;
     b->geo.chunk_cells = arena->chunk_cells;
     return cpu_plan_arena(b, why);
 }
 
-/* Whole blocks, then of the last one only the cells that count: another may still fill the rest. */
-static void copy_block_cells(const struct cpu_geometry *g, uint8_t *to, const uint8_t *from,
-                             uint32_t n)
-{
-    size_t v = g->value_bytes, dims = (size_t)g->n_kv_heads * g->head_dim;
-    for (size_t d = 0; d < dims; d++)
-        memcpy(to + d * g->block_cells * v, from + d * g->block_cells * v, n * v);
-    size_t cell = g->head_dim * v;
-    for (size_t h = 0; h < g->n_kv_heads; h++) {
-        size_t at = g->v_off + h * g->block_cells * cell;
-        memcpy(to + at, from + at, n * cell);
-    }
-}
-
 static void cpu_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_chunk,
                            uint32_t n_cells)
 {
     const struct cpu_geometry *g = &b->geo;
-    uint64_t chunk_bytes = (uint64_t)(g->chunk_cells / g->block_cells) * g->block_bytes;
+    uint64_t chunk_bytes = (uint64_t)(g->chunk_cells / g->block_cells) * g->block.bytes;
     uint32_t n = min_u32(n_cells, g->chunk_cells);
-    uint64_t whole = (uint64_t)(n / g->block_cells) * g->block_bytes;
     if (from_chunk > b->arena->n_chunks || to_chunk > b->arena->n_chunks) return;
-    for (uint32_t i = 0; i < b->want.n_layers; i++) {
-        const uint8_t *from = b->run[i] + from_chunk * chunk_bytes;
-        uint8_t *to = b->run[i] + to_chunk * chunk_bytes;
-        memmove(to, from, whole);
-        if (n % g->block_cells && from != to)
-            copy_block_cells(g, to + whole, from + whole, n % g->block_cells);
-    }
+    for (uint32_t i = 0; i < b->want.n_layers; i++)
+        arena_copy_cells(&g->block, g->block_cells, b->run[i] + to_chunk * chunk_bytes,
+                         b->run[i] + from_chunk * chunk_bytes, n);
 }
 
 static void cpu_begin(struct backend *b, const struct window *w)

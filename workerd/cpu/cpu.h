@@ -9,6 +9,7 @@
  * parts of its output, taken in any order by any thread; no element's arithmetic knows of the
  * split.
  */
+#include "proto/kv_block.h"
 #include "workerd/backend.h"
 #include "workerd/cpu/team.h"
 
@@ -86,10 +87,10 @@ struct cpu_window {
 
 struct cpu_geometry {
     uint32_t n_heads, n_kv_heads, head_dim, rope_dims;
-    uint32_t kv, value_bytes, block_cells, chunk_cells;
-    uint64_t block_bytes, v_off; /* v_off: of V in a block */
-    float scale;                 /* of scores */
-    uint32_t tile_rows;          /* rows of a lane in one attention task */
+    uint32_t kv, block_cells, chunk_cells;
+    struct kv_block block; /* K by dimension */
+    float scale;           /* of scores */
+    uint32_t tile_rows;    /* rows of a lane in one attention task */
 };
 
 /* Of one attention task: for each query the largest score, the sum and the weighted V, so far. */
@@ -178,7 +179,7 @@ static inline uint64_t cpu_block_off(const struct cpu_geometry *g, const struct 
     uint64_t chunk = i < l->n_chunks ? l->chunk[i] : 0;
     uint64_t block =
         (uint64_t)chunk * (g->chunk_cells / g->block_cells) + pos % g->chunk_cells / g->block_cells;
-    return block * g->block_bytes;
+    return block * g->block.bytes;
 }
 
 /* First of the rows that a thread reads of a buffer. */

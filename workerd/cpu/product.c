@@ -185,9 +185,9 @@ SIMD_FN void store_v(const struct cpu_geometry *g, uint8_t *block, uint32_t cell
 {
     size_t at = ((size_t)head * g->block_cells + cell) * g->head_dim + d;
     if (g->kv == POOL_KV_F32)
-        vf_store((float *)(block + g->v_off) + at, v);
+        vf_store((float *)(block + g->block.v.off) + at, v);
     else
-        vf_store_f16((uint16_t *)(block + g->v_off) + at, v);
+        vf_store_f16((uint16_t *)(block + g->block.v.off) + at, v);
 }
 
 static void finish(const struct cpu_op *op, enum cpu_epilogue how, uint32_t tile, uint32_t row,
