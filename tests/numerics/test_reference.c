@@ -11,7 +11,14 @@
 
 #include "tests/numerics/rig.h"
 
-enum { VOCAB = 49152, PIECE = 250, TOP_LOGPROBS = 10, IDS_MAX = 4096, TIMEOUT_S = 600 };
+enum {
+    VOCAB = 49152,
+    N_EMBD = 576,
+    PIECE = 250,
+    TOP_LOGPROBS = 10,
+    IDS_MAX = 4096,
+    TIMEOUT_S = 600
+};
 
 struct tolerance {
     const char *name, *variant;
@@ -22,19 +29,21 @@ struct tolerance {
     double swap;          /* the largest may be another when the top two are this close */
     double margin;        /* greedy tokens are compared up to the first margin under this */
     double nll;
-    bool is_long; /* long prompt and NLL as well */
+    double hidden; /* mean, std and first values of the last vector; 0: not compared */
+    bool is_long;  /* long prompt and NLL as well */
 };
 
 static const struct tolerance runs[] = {
-    {"float32, K/V f32", "auto",   MODEL_FLOAT32, POOL_KV_F32, 1e-3, 3e-3, 1e-3, 0,   0.002, 1e-4,
-     true                                                                                               },
-    {"float32, K/V f16", "auto",   MODEL_FLOAT32, POOL_KV_F16, 0.03, 0.03, 0.03, 0,   0.05,  2e-4, true },
-    {"int8, avx512",     "avx512", MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, true },
-    {"int8, avx2",       "avx2",   MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, true },
-    {"int8, cuda",       "cuda",   MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, true },
+    {"float32, K/V f32", "auto",   MODEL_FLOAT32, POOL_KV_F32, 1e-3, 3e-3, 1e-3, 0,   0.002, 1e-4, 1e-3,
+     true                                                                                                     },
+    {"float32, K/V f16", "auto",   MODEL_FLOAT32, POOL_KV_F16, 0.03, 0.03, 0.03, 0,   0.05,  2e-4, 0.03,
+     true                                                                                                     },
+    {"int8, avx512",     "avx512", MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, 0,    true },
+    {"int8, avx2",       "avx2",   MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, 0,    true },
+    {"int8, cuda",       "cuda",   MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, 0,    true },
  /* Plain C is held to the other variants bit for bit (test_equal.c); here it is held to the
   * reference as far as its speed allows. */
-    {"int8, plain",      "plain",  MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, false},
+    {"int8, plain",      "plain",  MODEL_INT8,    POOL_KV_F16, 1.2,  1.2,  0.6,  0.5, 1.0,   0.02, 0,    false},
 };
 
 static const struct tolerance *run;
@@ -110,6 +119,35 @@ static void check_position(const char *name, const json_t *at, double tolerance)
     ck_assert_msg(best == first || gap < run->swap, "%s: %u is largest, not %u", name, best, first);
 }
 
+static double statistics_off(const json_t *want, const float *v)
+{
+    const json_t *first = json_object_get(want, "first8");
+    double mean = 0, square = 0, worst;
+    for (int i = 0; i < N_EMBD; i++)
+        mean += v[i] / (double)N_EMBD;
+    for (int i = 0; i < N_EMBD; i++)
+        square += (v[i] - mean) * (v[i] - mean) / N_EMBD;
+    worst = fmax(fabs(mean - json_number_value(json_object_get(want, "mean"))),
+                 fabs(sqrt(square) - json_number_value(json_object_get(want, "std"))));
+    for (size_t i = 0; i < json_array_size(first); i++)
+        worst = fmax(worst, fabs(v[i] - number(first, i)));
+    return worst;
+}
+
+/* The vector before the output norm is some 14 times as large as the one after it. */
+static void check_hidden(const char *name, const json_t *at)
+{
+    enum { RESIDUAL_SCALE = 14 };
+    if (run->hidden == 0) return;
+    struct model_hidden h = model_hidden(rig->stage[0], 0);
+    double after = statistics_off(json_object_get(at, "hidden"), h.hidden);
+    double before = statistics_off(json_object_get(at, "residual"), h.residual);
+    printf("%s: %s: hidden %.2g, residual %.2g\n", run->name, name, after, before);
+    ck_assert_msg(after <= run->hidden, "%s: the last vector is off by %g", name, after);
+    ck_assert_msg(before <= run->hidden * RESIDUAL_SCALE, "%s: the one before its norm by %g", name,
+                  before);
+}
+
 /* Greedy tokens up to the first that rounding may decide. */
 static void check_greedy(const char *name, struct rig_chat *c, const json_t *greedy, uint32_t token)
 {
@@ -136,6 +174,7 @@ START_TEST(prompts_match)
         uint32_t n = ids_of(entry, ids);
         uint32_t token = rig_read(rig, c, ids, n, PIECE, WINDOW_LAST, keep_row, NULL);
         check_position(name, json_object_get(entry, "last"), run->top);
+        check_hidden(name, json_object_get(entry, "last"));
         check_greedy(name, c, json_object_get(entry, "greedy"), token);
         rig_chat_free(c);
         rig->next_chunk = 1;
@@ -160,6 +199,7 @@ START_TEST(long_prompt_matches)
         (void)rig_read(rig, c, ids + read, to - read, PIECE, WINDOW_LAST, keep_row, NULL);
         read = to;
         check_position(at, position, run->top_long);
+        check_hidden(at, position);
     }
     ck_assert_uint_eq(read, n);
     rig_chat_free(c);

@@ -285,7 +285,7 @@ static void cpu_begin(struct backend *b, const struct window *w)
 static const float *cpu_row(struct backend *b, const struct backend_buffer *x, uint32_t row)
 {
     (void)b;
-    return x->f + (size_t)row * x->width;
+    return x->f + (size_t)(cpu_first_row(x, x->each, 0) + row) * x->width;
 }
 
 const struct backend_ops cpu_backend = {
