@@ -166,6 +166,16 @@ static int fit_pool(struct daemon *d, struct process *who, struct why *why, Cist
     return poolfiles_make(d, f, why, ret_code);
 }
 
+/* Whom nothing was answered yet: each waits for memory or for a place. */
+static struct process *next_waiting(struct process *w)
+{
+    for (; w; w = w->next) {
+        const struct worker_facts *f = w->role == POOL_ROLE_WORKER ? w->owner : NULL;
+        if (f && !f->answered && !w->dying) return w;
+    }
+    return NULL;
+}
+
 static void on_arena(void *arg, int result, const char *text)
 {
     struct daemon *d = arg;
@@ -175,6 +185,12 @@ static void on_arena(void *arg, int result, const char *text)
         return;
     }
     log_error("%s", text);
+    struct process *w = next_waiting(processes_first(d->processes));
+    for (; w; w = next_waiting(w->next)) {
+        struct worker_facts *f = w->owner;
+        f->answered = true;
+        daemon_refuse(d, w->incarnation, f->number, CISTERN__CODE__FAILED, "%s", text);
+    }
     daemon_end(d, result);
 }
 
@@ -351,11 +367,10 @@ void attach_worker(struct daemon *d, struct process *who, const Cistern__Envelop
 
 void attach_retry(struct daemon *d)
 {
-    struct process *next;
-    for (struct process *w = processes_first(d->processes); w; w = next) {
+    struct process *next, *w = next_waiting(processes_first(d->processes));
+    for (; w; w = next_waiting(next)) {
         next = w->next;
-        struct worker_facts *f = w->role == POOL_ROLE_WORKER ? w->owner : NULL;
-        if (f && !f->answered && !w->dying) attach(d, w);
+        attach(d, w);
     }
 }
 

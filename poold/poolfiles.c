@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "common/log.h"
 #include "poold/daemon.h"
@@ -94,6 +95,39 @@ static int check_size(const struct daemon *d, const struct worker_facts *f, stru
         (unsigned long long)least * c->pool.chunk);
 }
 
+/* What another pool left: not of use any more, and as large as what is to be made. */
+static void remove_leftovers(const char *dir)
+{
+    CLEANUP(freep) char *tokens = NULL;
+    if (asprintf(&tokens, "%s/tokens", dir) < 0) abort();
+    (void)unlink(tokens);
+    for (uint32_t s = 0; s < POOL_STAGES_MAX; s++) {
+        CLEANUP(freep) char *arena = NULL;
+        if (asprintf(&arena, "%s/arena-%u", dir, s) < 0) abort();
+        (void)unlink(arena);
+    }
+}
+
+/* Before anything is made: a pool that cannot fit must not take what room there is first. Each
+ * arena looks again when it is made. */
+static int check_room(const char *dir, const struct segment_want *w, struct why *why)
+{
+    struct statvfs s;
+    const struct pool_geometry *g = &w->geometry;
+    uint64_t cells = ((uint64_t)w->n_chunks + 1) * w->chunk_cells;
+    __uint128_t need = (__uint128_t)cells / g->block_cells * g->block_bytes * g->n_layers +
+                       cells * sizeof(uint32_t);
+    if (statvfs(dir, &s) < 0) return why_set(why, -errno, "%s: %s", dir, strerror(errno));
+    uint64_t room = (uint64_t)s.f_bavail * s.f_frsize;
+    if (room >= need) return 0;
+    return why_set(why, -ENOSPC,
+                   "pool.dir = %s: %llu cells need %llu bytes and there is room for %llu; lower "
+                   "pool.cells, or give the directory a larger tmpfs",
+                   dir, (unsigned long long)cells,
+                   (unsigned long long)(need > UINT64_MAX ? UINT64_MAX : need),
+                   (unsigned long long)room);
+}
+
 void poolfiles_sign(const struct daemon *d, struct segment *seg)
 {
     DEATH_POINT("control-boot");
@@ -110,7 +144,7 @@ int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *w
 {
     int r = check_size(d, f, why, ret_code);
     if (r < 0) return r;
-    *ret_code = CISTERN__CODE__FAILED;
+    *ret_code = CISTERN__CODE__NEVER_FITS;
     struct segment_want want = {
         .n_rows = d->config->pool.conversations,
         .n_chunks = wanted_chunks(d->config),
@@ -119,6 +153,10 @@ int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *w
         .n_stages = f->n_stages,
         .geometry = f->geometry,
     };
+    remove_leftovers(d->config->pool.dir);
+    r = check_room(d->config->pool.dir, &want, why);
+    if (r < 0) return r;
+    *ret_code = CISTERN__CODE__FAILED;
     struct segment *seg = NULL;
     r = segment_make(d->config->pool.dir, &want, why, &seg);
     if (r < 0) return r;

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 import zmq
 
-from harness import BUILD, Cistern, eventually
+from harness import BUILD, Cistern, Process, eventually
 from test_equal import SMALL
 
 PROGRAMS = ("poold", "workerd", "gateway")
@@ -188,8 +188,33 @@ def test_no_room_on_tmpfs(tiny_model):
         assert c.poold.wait() == 1
         text = c.poold.text()
         assert "pool.cells" in text and str(c.memory) in text and "room" in text
-        assert not list(c.memory.glob("arena*"))
+        assert not list(c.memory.glob("arena*")) and not list(c.memory.glob("tokens"))
         assert worker.wait() == 1
+
+
+def test_memory_that_cannot_be_locked(tiny_model):
+    """pool.lock = yes never falls back to memory that may be paged out: both numbers, the knob, 1."""
+    c = Cistern(tiny_model, settings={**SMALL, "pool.lock": "yes"})
+    limited = ["prlimit", "--memlock=65536"]
+    if os.geteuid() == 0:  # who may lock without limit
+        limited = ["setpriv", "--bounding-set=-ipc_lock", *limited]
+    with c:
+        command = [*limited, BUILD / "poold/poold", "--config", c.write_config()]
+        poold = Process("poold", command, c.folder, c.notify.path)
+        c.processes.append(poold)
+        c.wait_ready(poold)
+        worker = c.launch("workerd", "--stage", 0)
+        assert poold.wait() == 1
+        assert worker.wait() == 1
+        (line,) = [x for x in poold.text().splitlines() if "cannot lock" in x]
+        assert "65536" in line and "pool.lock" in line and "memlock" in line
+
+
+def test_only_workers_know_of_cuda():
+    """poold makes no context on a GPU, nor do the gateway and the tool: they link nothing of CUDA."""
+    for program in ("poold/poold", "poold/poolctl", "gateway/gateway"):
+        libraries = subprocess.run(["ldd", BUILD / program], capture_output=True, text=True, check=True)
+        assert "libc.so" in libraries.stdout and "cuda" not in libraries.stdout
 
 
 def test_busy_port(tiny_model):

@@ -135,6 +135,19 @@ def test_many_prompts_with_one_beginning_hold_it_once(tiny_model):
         assert len(whole) == 1, "the whole chunks are the same ones in every table"
 
 
+def test_the_same_prompts_again_are_all_cached(tiny_model):
+    """Two identical waves, and a pool that holds them: the second reads the last token of each only."""
+    chats = [(f"{i} {words(20, i)}", {"max_tokens": 4, "temperature": 0}) for i in range(8)]
+    with Cistern(tiny_model, settings={**SMALL, "worker.lanes": 4}).start() as c:
+        first, _ = together(c, chats)
+        quiet(c)
+        second, _ = together(c, chats)
+        for i in range(len(chats)):
+            assert text(second[i]) == text(first[i])
+            assert cached(second[i]) == second[i]["usage"]["prompt_tokens"] - 1
+        quiet(c)
+
+
 def test_a_fork_of_a_living_conversation(slow_model):
     """The second one begins while the first is still answered, and reads only what differs."""
     shared = words(60, 4)
