@@ -5,6 +5,7 @@
  */
 #include "poold/poolctl.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -13,38 +14,38 @@
 
 enum { REACH_US = 3000000 };
 
+/* clang-format off */
 static const struct command commands[] = {
-    {"status",                       "",                                                          "the pool, pipelines, processes and conversations", check_none,
-     .ask = ask_status,                                                                                                                                                                                                                                                                  .text = text_status          },
-    {"top",                          "[--once]",                                                  "the same, live, from shared memory; q ends it",    check_none,
-     .begin = begin_top                                                                                                                                                                                                                                                                },
-    {"lanes",                            "",                           "what runs, by pipeline and lane",                                         check_none,         .look = look_lanes,
-     .text = text_lanes                             },
-    {"conversations",                            "",                            "every conversation of the pool",                                         check_none, .look = look_conversations,
-     .text = text_conversations                                                                                                                                                                                                                                                                },
-    {"chunks",                            "",                    "a map of the pool, a character a chunk",                                         check_none,        .look = look_chunks,
-     .text = text_chunks                     },
-    {"metrics",                            "",                   "what poold and the workers have counted",                                         check_none,       .look = look_metrics,
-     .text = text_metrics                                                                                                                                                                                                                                                                       },
-    {"evict",  "ROW:GENERATION | --cells N",
-     "make one give back all, or idle ones give back until N cells are free",                                                            check_evict,
-     .ask = ask_evict,                                                                                                                                                                                                                                              .text = text_change                    },
-    {"drop",      "ROW:GENERATION | --all",                    "forget one cached conversation, or all",                                         check_drop,
-     .ask = ask_drop,                                                                                                                                                                                                                                               .text = text_change         },
-    {"move", "ROW:GENERATION --pipeline P",            "let a running conversation go on in pipeline P",
-     check_move,                                                                                                                                                 .ask = ask_move,                                                                                   .text = text_change                    },
-    {"drain",                    "PIPELINE", "take nothing new there; what runs moves away, or finishes",
-     check_pipeline,                                                                                                                                            .ask = ask_drain,                                                                                   .text = text_change         },
-    {"undrain",                    "PIPELINE",                                 "take requests there again",                                     check_pipeline,         .ask = ask_undrain,
-     .text = text_change                    },
-    {"save",         "ROW:GENERATION FILE",                     "write a cached conversation to a file",                                         check_save,
-     .begin = begin_save,                                                                                                                                                                                                                                   .message = transfer_message,                                                                                                                                                                                                                                                                         .files = transfer_files,
-     .text = text_transfer},
-    {"restore",                              "FILE",                                                                                 "cache a saved conversation again",                                                                                                check_restore,        .begin = begin_restore,
-     .message = transfer_message,.files = transfer_files, .text = text_transfer},
-    {"doctor",       "",                                             "what would be started with this configuration, and whether it fits",                                                                                               check_none,
-     .alone = doctor,                                                                                                                                                                                                               .text = text_doctor},
+    {"status", "", "the pool, pipelines, processes and conversations", check_none,
+     .ask = ask_status, .text = text_status},
+    {"top", "[--once]", "the same, live, from shared memory; q ends it", check_none,
+     .begin = begin_top},
+    {"lanes", "", "what runs, by pipeline and lane", check_none,
+     .look = look_lanes, .text = text_lanes},
+    {"conversations", "", "every conversation of the pool", check_none,
+     .look = look_conversations, .text = text_conversations},
+    {"chunks", "", "a map of the pool, a character a chunk", check_none,
+     .look = look_chunks, .text = text_chunks},
+    {"metrics", "", "what poold and the workers have counted", check_none,
+     .look = look_metrics, .text = text_metrics},
+    {"evict", "ROW:GENERATION | --cells N", "make one give back all, or idle ones give back until N cells are free", check_evict,
+     .ask = ask_evict, .text = text_change},
+    {"drop", "ROW:GENERATION | --all", "forget one cached conversation, or all", check_drop,
+     .ask = ask_drop, .text = text_change},
+    {"move", "ROW:GENERATION --pipeline P", "let a running conversation go on in pipeline P", check_move,
+     .ask = ask_move, .text = text_change},
+    {"drain", "PIPELINE", "take nothing new there; what runs moves away, or finishes", check_pipeline,
+     .ask = ask_drain, .text = text_change},
+    {"undrain", "PIPELINE", "take requests there again", check_pipeline,
+     .ask = ask_undrain, .text = text_change},
+    {"save", "ROW:GENERATION FILE", "write a conversation to a file, also while it runs", check_save,
+     .begin = begin_save, .message = transfer_message, .files = transfer_files, .text = text_transfer},
+    {"restore", "FILE [--pipeline P --lane L]", "cache a saved conversation again", check_restore,
+     .begin = begin_restore, .message = transfer_message, .files = transfer_files, .text = text_transfer},
+    {"doctor", "", "what would be started with this configuration, and whether it fits", check_none,
+     .alone = doctor, .text = text_doctor},
 };
+/* clang-format on */
 
 static const struct {
     int code;
@@ -57,24 +58,27 @@ static const struct {
     {EXIT_LATER,     "busy, full or not ready: try again later"                   },
     {EXIT_DENIED,    "only root and poold's own user may do this"                 },
     {EXIT_FILE,      "the file can't be read or written"                          },
-    {EXIT_DAMAGED,   "the file is no saved conversation, is truncated or damaged" },
+    {EXIT_DAMAGED,   "the file is no saved conversation, or is damaged"           },
     {EXIT_FOREIGN,   "the file is of another model, arithmetic, layout or release"},
+    {EXIT_MISSING,   "there is no such file"                                      },
+    {EXIT_TRUNCATED, "the file's end is missing"                                  },
 };
 
 /* poolctl's own options; what else begins with -- is the configuration's. */
 static const struct option {
     const char *name, *value, *help;
 } options[] = {
-    {"--json",     NULL,                "print JSON"                                },
-    {"--all",      NULL,                "of drop: all cached conversations"         },
-    {"--once",     NULL,                "of top: print once and end"                },
-    {"--cells",    "N",                 "of evict: cells that are to be free"       },
-    {"--pipeline", "P",                 "of move: where to"                         },
-    {"--config",   "FILE",              "the configuration, as of all programs"     },
-    {"--set",      "SECTION.KEY=VALUE", "one key of it"                             },
-    {"--words",    NULL,                "print the commands and options, for shells"},
-    {"--help",     NULL,                "print this"                                },
-    {"--version",  NULL,                "print the version"                         },
+    {"--json",     NULL,                "print JSON"                                 },
+    {"--all",      NULL,                "of drop: all cached conversations"          },
+    {"--once",     NULL,                "of top: print once and end"                 },
+    {"--cells",    "N",                 "of evict: cells that are to be free"        },
+    {"--pipeline", "P",                 "of move: where to"                          },
+    {"--lane",     "L",                 "of restore: the lane that is to have run it"},
+    {"--config",   "FILE",              "the configuration, as of all programs"      },
+    {"--set",      "SECTION.KEY=VALUE", "one key of it"                              },
+    {"--words",    NULL,                "print the commands and options, for shells" },
+    {"--help",     NULL,                "print this"                                 },
+    {"--version",  NULL,                "print the version"                          },
 };
 
 /* ---- printing ---- */
@@ -104,16 +108,11 @@ void ctl_print(struct ctl *c, json_t *o)
 
 void ctl_end(struct ctl *c, int code) { loop_stop(c->loop, code); }
 
-void ctl_fail(struct ctl *c, int code, const char *format, ...)
+static void fail(struct ctl *c, int code, const char *name, const char *text)
 {
-    char text[512];
-    va_list ap;
-    va_start(ap, format);
-    (void)vsnprintf(text, sizeof(text), format, ap);
-    va_end(ap);
     fprintf(stderr, "poolctl: %s\n", text);
     if (c->json) {
-        json_t *o = json_pack("{si ss}", "exit", code, "error", text);
+        json_t *o = json_pack("{si ss ss*}", "exit", code, "error", text, "code", name);
         json_dumpf(o, stdout, JSON_COMPACT);
         (void)putchar('\n');
         json_decref(o);
@@ -121,7 +120,17 @@ void ctl_fail(struct ctl *c, int code, const char *format, ...)
     if (c->loop) ctl_end(c, code);
 }
 
-int ctl_code_exit(Cistern__Code code)
+void ctl_fail(struct ctl *c, int code, const char *format, ...)
+{
+    char text[512];
+    va_list ap;
+    va_start(ap, format);
+    (void)vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    fail(c, code, NULL, text);
+}
+
+static int code_exit(Cistern__Code code)
 {
     switch (code) {
     case CISTERN__CODE__UNKNOWN:
@@ -138,6 +147,18 @@ int ctl_code_exit(Cistern__Code code)
     default:
         return EXIT_REFUSED;
     }
+}
+
+/* poold's refusal, with its code's name for who reads JSON. */
+static void fail_refused(struct ctl *c, const Cistern__Refused *r)
+{
+    char text[512], name[32] = "";
+    const ProtobufCEnumValue *v =
+        protobuf_c_enum_descriptor_get_value(&cistern__code__descriptor, (int)r->code);
+    for (size_t i = 0; v && v->name[i] && i + 1 < sizeof(name); i++)
+        name[i] = (char)tolower(v->name[i]), name[i + 1] = 0;
+    (void)snprintf(text, sizeof(text), "refused: %s", r->text);
+    fail(c, code_exit(r->code), name, text);
 }
 
 /* ---- the tie to poold ---- */
@@ -205,7 +226,7 @@ static void on_message(void *arg, const Cistern__Envelope *m)
         go(c);
         break;
     case CISTERN__ENVELOPE__BODY_REFUSED:
-        ctl_fail(c, ctl_code_exit(m->refused->code), "refused: %s", m->refused->text);
+        fail_refused(c, m->refused);
         break;
     case CISTERN__ENVELOPE__BODY_STATUS:
     case CISTERN__ENVELOPE__BODY_DONE:
@@ -284,7 +305,7 @@ static void print_help(void)
     printf("poolctl: asks and changes Cistern's pool\n\n"
            "usage: poolctl [OPTION]... COMMAND [ARGUMENT]...\n\n");
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        printf("  %-13s %-27s %s\n", commands[i].name, commands[i].args, commands[i].help);
+        printf("  %-13s %-28s %s\n", commands[i].name, commands[i].args, commands[i].help);
     printf("\noptions:\n");
     for (size_t i = 0; i < ARRAY_LEN(options); i++)
         printf("  %-10s %-18s %s\n", options[i].name, options[i].value ? options[i].value : "",
@@ -335,12 +356,15 @@ static int take_option(struct ctl *c, int argc, char **argv, int *i)
     if (strcmp(word, "--all") == 0) return c->all = true, 0;
     if (strcmp(word, "--once") == 0) return c->once = true, 0;
     bool cells = strcmp(word, "--cells") == 0, pipeline = strcmp(word, "--pipeline") == 0;
-    if (!cells && !pipeline) return 1;
+    bool lane = strcmp(word, "--lane") == 0;
+    if (!cells && !pipeline && !lane) return 1;
+    uint64_t max = cells ? UINT64_MAX : pipeline ? POOL_PIPELINES_MAX - 1 : POOL_NO_LANE - 1;
     ++*i;
-    if (number_from(*i < argc ? argv[*i] : NULL, cells ? UINT64_MAX : POOL_PIPELINES_MAX - 1, &v))
+    if (number_from(*i < argc ? argv[*i] : NULL, max, &v))
         return why_set(c->why, -EINVAL, "%s wants a number", word);
     if (cells) c->cells = v, c->has_cells = true;
     if (pipeline) c->pipeline = (uint32_t)v, c->has_pipeline = true;
+    if (lane) c->lane = (uint32_t)v, c->has_lane = true;
     return 0;
 }
 

@@ -12,19 +12,7 @@
 #include "common/loop.h"
 #include "common/pool_client.h"
 #include "common/pool_view.h"
-
-/* Exit codes; poolctl_codes in poolctl.c says them in words. */
-enum {
-    EXIT_DONE = 0,
-    EXIT_REFUSED = 1, /* or wrong use; of doctor: something would not fit */
-    EXIT_UNREACHED = 2,
-    EXIT_UNKNOWN = 3,
-    EXIT_LATER = 4, /* busy, full, not ready: the same may work later */
-    EXIT_DENIED = 5,
-    EXIT_FILE = 6,    /* can't be read or written */
-    EXIT_DAMAGED = 7, /* no saved conversation, truncated, or a checksum does not hold */
-    EXIT_FOREIGN = 8, /* of another model, arithmetic, layout or release */
-};
+#include "common/poolctl_exit.h"
 
 enum { CTL_ARGS_MAX = 4 };
 
@@ -35,8 +23,8 @@ struct ctl {
     bool json, all, once;
     uint64_t cells;
     bool has_cells;
-    uint32_t pipeline;
-    bool has_pipeline;
+    uint32_t pipeline, lane;
+    bool has_pipeline, has_lane;
     const char *arg[CTL_ARGS_MAX];
     uint32_t n_args;
     /* arg[0] as ROW:GENERATION, where the command takes one */
@@ -68,7 +56,6 @@ void ctl_end(struct ctl *c, int code);
 void ctl_fail(struct ctl *c, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 int ctl_send(struct ctl *c, Cistern__Envelope *m); /* numbers it */
-int ctl_code_exit(Cistern__Code code);
 /* Prints o, which it takes, by --json or by the command's own text. */
 void ctl_print(struct ctl *c, json_t *o);
 

@@ -181,10 +181,12 @@ static bool is_sane(const struct saved_header *h)
 int saved_from(const uint8_t *at, size_t n, uint64_t file_bytes, struct why *why,
                struct saved_header *ret)
 {
+    static const uint64_t magic = SAVED_MAGIC;
     struct saved_header h;
-    if (n < SAVED_HEADER_BYTES) return why_set(why, -EBADMSG, "it is shorter than a header");
+    if (memcmp(at, &magic, min_u64(n, sizeof(magic))) != 0)
+        return why_set(why, -EBADMSG, "it is no saved conversation");
+    if (n < SAVED_HEADER_BYTES) return why_set(why, -ENODATA, "it is shorter than a header");
     memcpy(&h, at, sizeof(h));
-    if (h.magic != SAVED_MAGIC) return why_set(why, -EBADMSG, "it is no saved conversation");
     if (h.version != SAVED_VERSION)
         return why_set(why, -EPROTONOSUPPORT, "it has version %u, this release reads %u", h.version,
                        SAVED_VERSION);
@@ -192,8 +194,9 @@ int saved_from(const uint8_t *at, size_t n, uint64_t file_bytes, struct why *why
         return why_set(why, -EBADMSG, "its header is damaged");
     if (file_bytes_of(&h) != h.bytes) return why_set(why, -EBADMSG, "its header is damaged");
     if (h.bytes != file_bytes)
-        return why_set(why, -EBADMSG, "it has %llu bytes and should have %llu",
-                       (unsigned long long)file_bytes, (unsigned long long)h.bytes);
+        return why_set(why, file_bytes < h.bytes ? -ENODATA : -EBADMSG,
+                       "it has %llu bytes and should have %llu", (unsigned long long)file_bytes,
+                       (unsigned long long)h.bytes);
     *ret = h;
     return 0;
 }

@@ -67,8 +67,8 @@ uint64_t saved_layer_bytes(const struct saved_header *h, uint32_t n_cells);
  * written. */
 void saved_seal(struct saved_header *h, uint8_t page[SAVED_HEADER_BYTES]);
 /* Reads the first bytes of a file that is file_bytes long, which may be hostile: after 0 every
- * number in it is bounded and fits the file. -EBADMSG: no saved conversation, or damaged;
- * -EPROTONOSUPPORT: of a release that writes another version. */
+ * number in it is bounded and fits the file. -EBADMSG: no saved conversation, or damaged; -ENODATA:
+ * its end is missing; -EPROTONOSUPPORT: of a release that writes another version. */
 int saved_from(const uint8_t *at, size_t n, uint64_t file_bytes, struct why *why,
                struct saved_header *ret);
 /* Whether it fits a pool: 0, or -EXDEV with what differs. */

@@ -104,7 +104,7 @@ static json_t *conversation(const struct ctl *c, uint32_t row, const struct pool
         (json_int_t)b->generation, "state", cells_names[pool_view_state(h, b)], "tokens",
         (json_int_t)pool_view_tokens(&c->view, row, b), "chunks", (json_int_t)b->n_entries,
         "reserved", (json_int_t)b->n_entries * h->chunk_cells, "pipeline", (json_int_t)b->pipeline,
-        "lane", (json_int_t)b->lane, "idle_ms", idle / 1000);
+        "lane", (json_int_t)(int32_t)b->lane, "idle_ms", idle / 1000);
     json_object_set_new(o, "age", json_integer((json_int_t)b->arrival));
     if (b->holder) json_object_set_new(o, "transfer", json_true());
     return o;

@@ -14,6 +14,7 @@
 
 #include "poold/poolctl.h"
 #include "poold/poolctl_file.h"
+#include "poold/poolctl_output.h"
 
 enum { IOVECS = 256 };
 
@@ -25,8 +26,8 @@ struct mapping {
 struct transfer {
     bool save, answered, done;
     const char *path;
-    char *aside; /* what is written, until it is renamed */
-    int fd;
+    struct output out; /* of a save */
+    int fd;            /* what is written or read */
     struct saved_header h;
     uint32_t row;
     uint64_t generation;
@@ -35,17 +36,15 @@ struct transfer {
     char *layer[POOL_RUNS_MAX]; /* where its run begins */
     uint32_t *chunks;           /* of the conversation, in order */
     uint32_t *words;            /* one chunk's tokens, as in the file */
+    char *still;                /* of a save: the last chunk's layers, when it is partly filled */
     uint32_t next;              /* chunk to copy */
     uint64_t since_us;
     struct loop_source *after;
 };
 
-static struct transfer t = {.fd = -1};
+static struct transfer t = {.fd = -1, .out.fd = -1};
 
-static void remove_aside(void)
-{
-    if (t.aside) (void)unlink(t.aside);
-}
+static void remove_output(void) { output_fini(&t.out); }
 
 static void unmap_all(void)
 {
@@ -147,6 +146,18 @@ static uint64_t checksum_of(const struct iovec *parts, int n)
     return xxh64_end(&x);
 }
 
+/* Who runs the conversation meanwhile writes on behind its valid cells, in the same blocks: they
+ * are copied before they are summed, so that the sum is that of what is written. */
+static void copy_still(struct iovec *layers, uint32_t n_layers)
+{
+    char *to = t.still;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        memcpy(to, layers[l].iov_base, layers[l].iov_len);
+        layers[l].iov_base = to;
+        to += layers[l].iov_len;
+    }
+}
+
 static int save_chunk(uint32_t i)
 {
     struct iovec parts[POOL_RUNS_MAX + 2];
@@ -155,6 +166,7 @@ static int save_chunk(uint32_t i)
     memset(t.words, 0, saved_tokens_bytes(t.h.chunk_cells));
     memcpy(t.words, cells + (uint64_t)t.chunks[i] * t.h.chunk_cells, head.n_cells * 4UL);
     int n = parts_of(i, &head, parts);
+    if (head.n_cells < t.h.chunk_cells) copy_still(parts + 2, t.h.geometry.n_layers);
     head.checksum = checksum_of(parts, n);
     return move_all(t.fd, parts, n, true);
 }
@@ -167,7 +179,7 @@ static int restore_chunk(uint32_t i, struct why *why)
     int n = parts_of(i, &head, parts);
     memcpy(moving, parts, (size_t)n * sizeof(*parts));
     int r = move_all(t.fd, moving, n, false);
-    if (r == -ENODATA) return why_set(why, -EBADMSG, "it became shorter while it was read");
+    if (r == -ENODATA) return why_set(why, r, "it became shorter while it was read");
     if (r < 0) return why_set(why, r, "%s", strerror(-r));
     r = saved_chunk_check(&t.h, &head, i, why);
     if (r < 0) return r;
@@ -184,21 +196,28 @@ static void file_fails(struct ctl *c, int r, const char *what)
     ctl_fail(c, EXIT_FILE, "%s: %s: %s", t.path, what, strerror(-r));
 }
 
-/* The name appears when all of it is on the disk. */
-static int publish(void)
+/* A file that can't be restored: each kind by a code of its own. */
+static void restore_fails(struct ctl *c, int r, const struct why *why)
 {
-    CLEANUP(freep) char *dir = strdup(t.path);
-    char *slash = dir ? strrchr(dir, '/') : NULL;
-    if (fsync(t.fd) < 0 || rename(t.aside, t.path) < 0) return -errno;
-    free(TAKE(t.aside));
-    if (slash) slash[slash == dir] = 0;
-    CLEANUP(closep) int fd = open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return fd < 0 || fsync(fd) < 0 ? -errno : 0;
+    static const struct {
+        int r, code;
+    } codes[] = {
+        {-EBADMSG,         EXIT_DAMAGED  },
+        {-ENODATA,         EXIT_TRUNCATED},
+        {-EPROTONOSUPPORT, EXIT_FOREIGN  },
+        {-EXDEV,           EXIT_FOREIGN  },
+        {-ENOENT,          EXIT_MISSING  },
+        {-ENOTDIR,         EXIT_MISSING  },
+    };
+    int code = EXIT_FILE;
+    for (size_t i = 0; i < ARRAY_LEN(codes); i++)
+        if (codes[i].r == r) code = codes[i].code;
+    ctl_fail(c, code, "%s: %s", t.path, why->text);
 }
 
 static void finish(struct ctl *c)
 {
-    int r = t.save ? publish() : 0;
+    int r = t.save ? output_publish(&t.out) : 0;
     if (r < 0) return file_fails(c, r, "cannot be put in place");
     unmap_all(); /* from here on nothing of the pool can be written */
     static Cistern__TransferEnd end = CISTERN__TRANSFER_END__INIT;
@@ -223,7 +242,7 @@ static bool step(void *arg)
         if (t.save)
             file_fails(c, r, "cannot be written");
         else
-            ctl_fail(c, r == -EBADMSG ? EXIT_DAMAGED : EXIT_FILE, "%s: %s", t.path, why.text);
+            restore_fails(c, r, &why);
         return false;
     }
     if (++t.next == saved_n_chunks(&t.h)) finish(c);
@@ -274,6 +293,8 @@ static void start(struct ctl *c)
         if (!t.layer[l]) r = -EPROTO;
     if (r < 0) return ctl_fail(c, EXIT_REFUSED, "poold handed over a row that makes no sense");
     t.words = xcalloc(t.h.chunk_cells + 1, sizeof(*t.words));
+    uint32_t last = t.h.n_cells % t.h.chunk_cells;
+    if (t.save && last) t.still = xcalloc(t.h.geometry.n_layers, saved_layer_bytes(&t.h, last));
     r = begin_file(c);
     if (r < 0) return file_fails(c, r, "cannot be written");
     r = loop_add_after(c->loop, step, c, &t.after);
@@ -337,13 +358,10 @@ void begin_save(struct ctl *c)
     t.since_us = now_us();
     t.h.geometry = c->view.h->geometry;
     t.h.chunk_cells = c->view.h->chunk_cells;
-    if (asprintf(&t.aside, "%s.XXXXXX", t.path) < 0) abort();
-    t.fd = mkostemp(t.aside, O_CLOEXEC); /* mode 0600 */
-    if (t.fd < 0) {
-        free(TAKE(t.aside));
-        return file_fails(c, -errno, "cannot be made");
-    }
-    (void)atexit(remove_aside);
+    int r = output_begin(t.path, &t.out);
+    if (r < 0) return file_fails(c, r, "cannot be made");
+    t.fd = t.out.fd;
+    (void)atexit(remove_output);
     static Cistern__Save save = CISTERN__SAVE__INIT;
     save.row = c->row;
     save.generation = c->generation;
@@ -373,17 +391,13 @@ void begin_restore(struct ctl *c)
     t.since_us = now_us();
     int r = open_saved(&why);
     if (r == 0) r = saved_fits(&t.h, c->view.h, &why);
-    if (r < 0) {
-        bool foreign = r == -EXDEV || r == -EPROTONOSUPPORT;
-        return ctl_fail(c,
-                        foreign         ? EXIT_FOREIGN
-                        : r == -EBADMSG ? EXIT_DAMAGED
-                                        : EXIT_FILE,
-                        "%s: %s", t.path, why.text);
-    }
+    if (r < 0) return restore_fails(c, r, &why);
     static Cistern__Restore restore = CISTERN__RESTORE__INIT;
     restore.cells = t.h.n_cells;
     restore.salt = t.h.salt;
+    restore.has_lane = c->has_lane;
+    restore.pipeline = c->pipeline;
+    restore.lane = c->lane;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_RESTORE;
     m.restore = &restore;

@@ -43,7 +43,7 @@ static json_t *conversations_of(const struct daemon *d)
                             (json_int_t)b->generation, "state", states[b->state], "tokens",
                             (json_int_t)pool_valid_cells(d->pool, row), "chunks",
                             (json_int_t)b->n_entries, "pipeline", (json_int_t)b->pipeline, "lane",
-                            (json_int_t)b->lane, "idle_ms",
+                            (json_int_t)(int32_t)b->lane, "idle_ms",
                             (json_int_t)((now - d->pool->seg->rows[row].last_use) / 1000)));
     }
     return list;

@@ -31,13 +31,14 @@ static void answer_error(struct daemon *d, struct process *who, uint64_t number,
         Cistern__Code code;
         const char *text;
     } table[] = {
-        {-ENOENT, CISTERN__CODE__UNKNOWN,    "there is no such conversation"                     },
-        {-EBUSY,  CISTERN__CODE__BUSY,       "the conversation is in use now"                    },
-        {-ENOSPC, CISTERN__CODE__POOL_FULL,  "the pool has no room for it now"                   },
-        {-E2BIG,  CISTERN__CODE__NEVER_FITS, "it is longer than the context"                     },
-        {-EPERM,  CISTERN__CODE__DENIED,     "only root and poold's own user change the pool"    },
-        {-EAGAIN, CISTERN__CODE__NOT_READY,  "there is no pool yet, or one of its stages is gone"},
-        {-EXDEV,  CISTERN__CODE__NOT_READY,  "that pipeline is not ready to take it"             },
+        {-ENOENT,  CISTERN__CODE__UNKNOWN,    "there is no such conversation"                     },
+        {-EBUSY,   CISTERN__CODE__BUSY,       "the conversation is in use now"                    },
+        {-ENODATA, CISTERN__CODE__NOT_READY,  "nothing of it is computed yet"                     },
+        {-ENOSPC,  CISTERN__CODE__POOL_FULL,  "the pool has no room for it now"                   },
+        {-E2BIG,   CISTERN__CODE__NEVER_FITS, "it is longer than the context"                     },
+        {-EPERM,   CISTERN__CODE__DENIED,     "only root and poold's own user change the pool"    },
+        {-EAGAIN,  CISTERN__CODE__NOT_READY,  "there is no pool yet, or one of its stages is gone"},
+        {-EXDEV,   CISTERN__CODE__NOT_READY,  "that pipeline is not ready to take it"             },
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++)
         if (table[i].r == r)
@@ -184,6 +185,20 @@ static void answer_row(struct daemon *d, struct process *who, uint64_t number, u
     daemon_send(d, who->incarnation, number, &m);
 }
 
+static int restore(struct daemon *d, const struct process *who, const Cistern__Restore *m,
+                   uint32_t *ret_row)
+{
+    struct transfer_restore ask = {
+        .cells = m->cells,
+        .pipeline = m->has_lane ? m->pipeline : 0,
+        .lane = m->has_lane ? m->lane : POOL_NO_LANE,
+        .salt = m->salt,
+        .holder = who->incarnation,
+    };
+    if (ask.pipeline >= POOL_PIPELINES_MAX) return -EXDEV;
+    return transfer_restore(d->pool, &ask, ret_row);
+}
+
 /* The tool is armed before it gets memory, and has memory only of a row that is its own. */
 static int transfer(struct daemon *d, struct process *who, const Cistern__Envelope *m)
 {
@@ -197,7 +212,7 @@ static int transfer(struct daemon *d, struct process *who, const Cistern__Envelo
     else if (operations_blocked(d))
         r = -ENOSPC; /* an older conversation waits for room */
     else
-        r = transfer_restore(d->pool, m->restore->cells, m->restore->salt, who->incarnation, &row);
+        r = restore(d, who, m->restore, &row);
     if (r < 0) return process_disarm(who), r;
     r = send_arenas(d, who, !save);
     if (r == 0) return answer_row(d, who, m->number, row), 0;

@@ -23,12 +23,35 @@ static struct pool_body held_body(const struct pool *p, uint32_t row, uint64_t h
     };
 }
 
-static void share(struct pool *p, uint32_t from, uint32_t cells, uint32_t row, struct pool_body *b)
+/* What a save takes: cells, and the entry that the last, partly filled chunk is in. */
+struct saving {
+    uint32_t cells;
+    uint64_t last;
+};
+
+/* Of a conversation that goes on, what every stage and the head have published: that does not
+ * change any more, whatever is written behind it. Where the beginning of a chunk is still to be
+ * copied, the one to copy from has it. */
+static struct saving saving_of(const struct pool *p, uint32_t row)
+{
+    const struct pool_body *b = segment_body(p->seg, row);
+    uint32_t cached = pool_cached_cells(b), c = p->seg->h->chunk_cells;
+    bool runs = b->state == POOL_ACTIVE || b->state == POOL_CLOSING;
+    uint32_t valid = runs ? pool_valid_cells(p, row) : 0;
+    struct saving s = {.cells = max_u32(valid, cached)};
+    if (b->state == POOL_CLOSING) s.cells = min_u32(s.cells, b->keep);
+    uint32_t k = s.cells / c;
+    bool to_copy = b->copy_entry && k == b->base / c && !(runs && valid >= cached);
+    if (s.cells % c) s.last = to_copy ? b->copy_entry : segment_table(p->seg, row)[k];
+    return s;
+}
+
+static void share(struct pool *p, uint32_t from, const struct saving *s, uint32_t row,
+                  struct pool_body *b)
 {
     uint32_t c = p->seg->h->chunk_cells;
-    const struct pool_body *source = segment_body(p->seg, from);
     uint64_t *table = segment_table(p->seg, row);
-    b->n_entries = cells / c;
+    b->n_entries = s->cells / c;
     b->base = b->n_entries * c;
     for (uint32_t i = 0; i < b->n_entries; i++) {
         uint64_t entry = segment_table(p->seg, from)[i];
@@ -36,11 +59,9 @@ static void share(struct pool *p, uint32_t from, uint32_t cells, uint32_t row, s
         DEATH_POINT("save-share");
         shm_store_u64(&table[i], entry); /* of a free row: nobody's until the commit */
     }
-    b->copy_cells = cells % c;
-    if (!b->copy_cells) return;
-    b->copy_entry = b->n_entries < source->n_entries ? segment_table(p->seg, from)[b->n_entries]
-                                                     : source->copy_entry;
-    p->refs[pool_entry_chunk(b->copy_entry)]++;
+    b->copy_cells = s->cells % c;
+    b->copy_entry = s->last;
+    if (s->last) p->refs[pool_entry_chunk(s->last)]++;
 }
 
 int transfer_save(struct pool *p, uint32_t row, uint64_t generation, uint64_t holder,
@@ -48,26 +69,26 @@ int transfer_save(struct pool *p, uint32_t row, uint64_t generation, uint64_t ho
 {
     if (row >= p->seg->h->n_rows) return -ENOENT;
     const struct pool_body *source = segment_body(p->seg, row);
-    uint32_t cells = pool_cached_cells(source);
     if (source->state == POOL_FREE || source->generation != generation) return -ENOENT;
-    if (source->state != POOL_IDLE && source->state != POOL_WAITING) return -EBUSY;
-    if (cells == 0) return -ENOENT;
+    if (source->holder) return -EBUSY;
+    struct saving saving = saving_of(p, row);
+    if (saving.cells == 0) return -ENODATA;
     int r = plan_has_row(p, row, false);
     if (r < 0) return r;
     uint32_t own = plan_row(p, row);
     struct pool_body b = held_body(p, own, holder);
     b.salt = source->salt;
     b.arrival = source->arrival;
-    share(p, row, cells, own, &b);
+    share(p, row, &saving, own, &b);
     segment_commit(p->seg, own, &b);
     segment_count(&p->seg->h->counters.saves, 1);
     *ret_row = own;
     return 0;
 }
 
-int transfer_restore(struct pool *p, uint32_t cells, uint64_t salt, uint64_t holder,
-                     uint32_t *ret_row)
+int transfer_restore(struct pool *p, const struct transfer_restore *ask, uint32_t *ret_row)
 {
+    uint32_t cells = ask->cells;
     if (cells == 0 || cells > p->seg->h->geometry.context_tokens) return -E2BIG;
     uint32_t n = pool_entries_for(p, cells);
     struct plan_ask room = {n, PLAN_NOBODY, UINT64_MAX, false};
@@ -75,7 +96,7 @@ int transfer_restore(struct pool *p, uint32_t cells, uint64_t salt, uint64_t hol
     if (r == 0) r = plan_room(p, &room);
     if (r < 0) return r;
     uint32_t row = plan_row(p, PLAN_NOBODY);
-    struct pool_body b = held_body(p, row, holder);
+    struct pool_body b = held_body(p, row, ask->holder);
     uint64_t *table = segment_table(p->seg, row);
     for (uint32_t i = 0; i < n; i++) {
         uint64_t entry = pool_chunk_take(p);
@@ -84,7 +105,9 @@ int transfer_restore(struct pool *p, uint32_t cells, uint64_t salt, uint64_t hol
     }
     b.n_entries = n;
     b.keep = cells; /* what it will be, when it is complete */
-    b.salt = salt;
+    b.salt = ask->salt;
+    b.pipeline = ask->pipeline;
+    b.lane = ask->lane;
     segment_commit(p->seg, row, &b);
     segment_count(&p->seg->h->counters.restores, 1);
     *ret_row = row;

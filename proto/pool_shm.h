@@ -36,6 +36,7 @@ enum {
     POOL_CODES = 32,       /* kinds of refusals that are counted: room for cistern.proto's Code */
     POOL_LATENCIES = 12,   /* classes of an operation's time, the last one without an end */
 };
+#define POOL_NO_LANE UINT32_MAX /* of a body: no lane has run it since it was restored */
 
 #define POOL_CONTROL_MAGIC UINT64_C(0x316c7274434e5443) /* "CTNCtrl1" */
 #define POOL_TOKENS_MAGIC UINT64_C(0x316b6f54434e5443)  /* "CTNCTok1" */

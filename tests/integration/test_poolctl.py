@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """poolctl against the real programs: what it shows is what the pool's own files say (read here by
 pool.py, from the layout alone), what it changes is seen there, and its exit codes are the documented
-ones. A conversation that moved, was drained away, or was saved and restored goes on with the same
-rows of logits as alone."""
+ones. A conversation that moved or was drained away goes on with the same rows of logits as alone.
+Saving and restoring are test_save.py's."""
 import contextlib
 import json
 import os
@@ -14,7 +14,8 @@ from harness import BUILD, Cistern, eventually
 from pool import ACTIVE, CLOSING, IDLE, WAITING
 from test_equal import SMALL, cached, solo_rows, words
 
-DONE, REFUSED, UNREACHED, UNKNOWN, LATER, DENIED, FILE, DAMAGED, FOREIGN = range(9)
+# As the man page has them.
+DONE, REFUSED, UNREACHED, UNKNOWN, LATER, DENIED, FILE, DAMAGED, FOREIGN, MISSING, TRUNCATED = range(11)
 CHUNK = 16
 SETTINGS = {**SMALL, "pool.chunk": CHUNK}
 SLOW = {**SETTINGS, "worker.variant": "plain"}
@@ -113,8 +114,6 @@ def test_a_lane_is_shown_while_it_runs(slow_model):
             )
             assert lane["tokens"] <= lane["reserved"] == row["n_entries"] * CHUNK
             poolctl(c, "drop", name(row), code=LATER)
-            poolctl(c, "save", name(row), c.folder / "no", code=LATER)
-            assert not (c.folder / "no").exists()
         stream.read_all()
         assert stream.done
 
@@ -321,185 +320,6 @@ def test_another_user_is_refused(tiny_model):
             command, capture_output=True, text=True, preexec_fn=lambda: (os.setgid(65534), os.setuid(65534))
         )
         assert done.returncode in (DENIED, REFUSED) and "refused" in done.stderr, done
-
-
-# ---- save and restore
-
-
-def saved(c, content, **fields):
-    """A cached conversation in a file, and its answer."""
-    answer = c.chat(content, **fields)
-    (row,) = idle(c)
-    path = c.folder / "saved"
-    out = poolctl(c, "save", name(row), path)
-    assert out["tokens"] == row["base"] + row["copy_cells"]
-    assert path.stat().st_size == out["bytes"]
-    assert path.stat().st_mode & 0o7777 == 0o600
-    assert not list(c.folder.glob("saved.*"))
-    assert c.pool().rows() == [row]  # the save left nothing behind
-    return path, row, answer
-
-
-def test_save_and_restore(tiny_model):
-    fields = {"max_tokens": 30, "temperature": 0.7, "seed": 4}
-    content = words(60, 2)
-    with Cistern(tiny_model, settings=SETTINGS).start() as c:
-        path, row, answer = saved(c, content, **fields)
-        poolctl(c, "drop", name(row))
-        other = c.chat("something else in between", max_tokens=3)
-        assert cached(other) == 0
-        out = poolctl(c, "restore", path)
-        again = c.chat(content, **fields)
-        assert again["choices"] == answer["choices"]
-        prompt = again["usage"]["prompt_tokens"]
-        assert cached(again) == min(out["tokens"], prompt - 1)
-        first, _, last = c.trace().values()
-        assert {p: v for p, v in last.items() if p in first} == {p: first[p] for p in last if p in first}
-        idle(c)
-        c.pool().check_tables()
-
-
-@pytest.mark.parametrize("stages", [1, 4])
-def test_restore_into_another_split(tiny_model, stages):
-    """The file knows layers, not stages; everything else is restarted."""
-    fields = {"max_tokens": 30, "temperature": 0.7, "seed": 4}
-    content = words(60, 2)
-    with Cistern(tiny_model, settings=SETTINGS).start() as c:
-        path, _, answer = saved(c, content, **fields)
-        data = path.read_bytes()
-    with Cistern(tiny_model, stages=stages, settings=SETTINGS).start() as c:
-        path = c.folder / "saved"
-        path.write_bytes(data)
-        poolctl(c, "restore", path)
-        again = c.chat(content, **fields)
-        assert again["choices"] == answer["choices"]
-        assert cached(again) == again["usage"]["prompt_tokens"] - 1
-
-
-DAMAGES = {
-    "missing": (FILE, lambda data: None),
-    "empty": (DAMAGED, lambda data: b""),
-    "another kind of file": (DAMAGED, lambda data: b"#!/bin/sh\n" * 1000),
-    "truncated": (DAMAGED, lambda data: data[:-1]),
-    "longer": (DAMAGED, lambda data: data + b"\0"),
-    "a header's byte": (DAMAGED, lambda data: flip(data, 40)),
-    "another version": (FOREIGN, lambda data: flip(data, 8)),
-    "a token": (DAMAGED, lambda data: flip(data, 4096 + 16)),
-    "a chunk's number": (DAMAGED, lambda data: flip(data, 4096 + 8)),
-    "the first K/V byte": (DAMAGED, lambda data: flip(data, 4096 + 16 + 4 * CHUNK)),
-    "the last byte": (DAMAGED, lambda data: flip(data, len(data) - 1)),
-}
-
-
-def flip(data, at):
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-def test_bad_files_change_nothing(tiny_model):
-    with Cistern(tiny_model, settings=SETTINGS).start() as c:
-        path, row, _ = saved(c, words(60, 2), max_tokens=10)
-        data = path.read_bytes()
-        free = poolctl(c, "metrics")["cells"]["free"]
-        for case, (code, damage) in DAMAGES.items():
-            path.unlink(missing_ok=True)
-            if (bad := damage(data)) is not None:
-                path.write_bytes(bad)
-            poolctl(c, "restore", path, code=code)
-            eventually(lambda: not c.pool().rows(CLOSING), f"{case}: the row is free again")
-            assert c.pool().rows() == [row], case
-            assert poolctl(c, "metrics")["cells"]["free"] == free, case
-        poolctl(c, "restore", c.folder, code=FILE)
-        poolctl(c, "save", name(row), c.folder / "none/such", code=FILE)
-        poolctl(c, "save", "4000:1", path, code=UNKNOWN)
-
-
-def test_a_foreign_file(tiny_model, other_tiny_model):
-    with Cistern(tiny_model, settings=SETTINGS).start() as c:
-        data = saved(c, words(60, 2), max_tokens=10)[0].read_bytes()
-    changes = [{"pool.kv": "f32"}, {"pool.chunk": 32}, {"worker.precision": "float32"}]
-    for model, change in [(other_tiny_model, {}), *((tiny_model, x) for x in changes)]:
-        with Cistern(model, settings={**SETTINGS, **change}).start() as c:
-            (c.folder / "saved").write_bytes(data)
-            poolctl(c, "restore", c.folder / "saved", code=FOREIGN)
-            assert not c.pool().rows()
-
-
-def test_a_full_pool_is_told_before_anything_is_read(slow_model):
-    """What runs holds too much of it: the refusal says that it may work later, and then it does."""
-    settings = {**SLOW, "model.context": 512, "pool.cells": 512 + 2 * CHUNK}
-    with Cistern(slow_model, settings=settings).start() as c:
-        path, row, _ = saved(c, words(60, 2), max_tokens=60)
-        poolctl(c, "drop", name(row))
-        stream = c.stream(words(70, 3), max_tokens=120)
-        next(stream)
-        with held_up(c.workers[1]):
-            (held,) = c.pool().rows(ACTIVE)
-            poolctl(c, "restore", path, code=LATER)
-            assert [r["index"] for r in c.pool().rows()] == [held["index"]]
-        stream.read_all()
-        assert stream.done and not stream.error
-        idle(c)
-        poolctl(c, "restore", path)
-
-
-def start_restore(c, path):
-    """A restore that stands still in the middle: it has memory, and its row is closing."""
-    for _ in range(50):
-        p = subprocess.Popen(
-            [BUILD / "poold/poolctl", "--config", c.write_config(), "restore", path],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        pool = c.pool()
-        while p.poll() is None and not pool.rows(CLOSING):
-            pass
-        p.send_signal(19)
-        if p.poll() is None and (rows := pool.rows(CLOSING)):
-            return p, rows[0]
-        p.send_signal(18)
-        p.communicate()
-        for row in c.pool().rows(IDLE)[1:]:
-            poolctl(c, "drop", name(row))
-    raise AssertionError("the restore was always over too soon")
-
-
-@pytest.fixture(scope="module")
-def large_settings():
-    return {**SETTINGS, "pool.chunk": CHUNK, "pool.conversations": 16, "pool.cells": 8192}
-
-
-@pytest.mark.demo_model
-def test_the_tool_is_killed(demo_model, large_settings):
-    """It can write its chunks until it is surely dead: until then they are nobody else's."""
-    with Cistern(demo_model, settings=large_settings).start() as c:
-        path, row, _ = saved(c, words(700, 2), max_tokens=2)
-        p, held = start_restore(c, path)
-        free = poolctl(c, "metrics")["cells"]["free"]
-        assert free == (c.pool().header["n_chunks"] - row["n_entries"] - held["n_entries"]) * CHUNK
-        assert c.chat("meanwhile", max_tokens=2)["choices"]
-        assert c.pool().row(held["index"]) == held
-        p.kill()
-        p.communicate()
-        eventually(lambda: not c.pool().rows(CLOSING), "its row is free")
-        assert c.pool().row(row["index"]) == row
-
-
-@pytest.mark.demo_model
-def test_poold_is_killed_in_a_restore(demo_model, large_settings):
-    """The new poold ends the tool, which it finds by its record, before it gives its chunks on."""
-    settings = {**large_settings, "pool.attach_ms": 500}
-    with Cistern(demo_model, settings=settings).start() as c:
-        path, row, _ = saved(c, words(700, 2), max_tokens=2)
-        p, held = start_restore(c, path)
-        c.poold.kill()
-        c.start_poold()
-        assert c.pool().row(held["index"])["state"] == CLOSING
-        assert p.wait(30) == -9
-        p.communicate()
-        eventually(lambda: not c.pool().rows(CLOSING), "its row is free")
-        assert c.pool().rows() == [row]
-        c.wait_healthy()
-        poolctl(c, "restore", path)
 
 
 # ---- doctor

@@ -96,16 +96,23 @@ START_TEST(every_byte_of_the_header_counts)
 }
 END_TEST
 
-START_TEST(another_length_is_damage)
+START_TEST(an_end_that_is_missing_is_told_from_damage)
 {
     uint8_t page[SAVED_HEADER_BYTES];
     struct saved_header got;
     struct why why;
     (void)header(page);
-    static const uint64_t lengths[] = {0, 4096, FILE_BYTES - 1, FILE_BYTES + 1, UINT64_MAX};
-    for (size_t i = 0; i < ARRAY_LEN(lengths); i++)
-        ck_assert_int_eq(saved_from(page, sizeof(page), lengths[i], &why, &got), -EBADMSG);
-    ck_assert_int_eq(saved_from(page, 4095, FILE_BYTES, &why, &got), -EBADMSG);
+    static const uint64_t shorter[] = {0, 4096, FILE_BYTES - 1};
+    static const uint64_t longer[] = {FILE_BYTES + 1, UINT64_MAX};
+    for (size_t i = 0; i < ARRAY_LEN(shorter); i++)
+        ck_assert_int_eq(saved_from(page, sizeof(page), shorter[i], &why, &got), -ENODATA);
+    for (size_t i = 0; i < ARRAY_LEN(longer); i++)
+        ck_assert_int_eq(saved_from(page, sizeof(page), longer[i], &why, &got), -EBADMSG);
+    for (size_t n = 0; n < sizeof(page); n++) /* also in the middle of each field */
+        ck_assert_int_eq(saved_from(page, n, n, &why, &got), -ENODATA);
+    page[0] ^= 1;
+    for (size_t n = 1; n <= sizeof(page); n++)
+        ck_assert_int_eq(saved_from(page, n, n, &why, &got), -EBADMSG);
 }
 END_TEST
 
@@ -170,7 +177,7 @@ int main(void)
     tcase_add_test(tc, pieces_do_not_matter);
     tcase_add_test(tc, sizes_are_the_descriptions);
     tcase_add_test(tc, every_byte_of_the_header_counts);
-    tcase_add_test(tc, another_length_is_damage);
+    tcase_add_test(tc, an_end_that_is_missing_is_told_from_damage);
     tcase_add_loop_test(tc, a_header_that_lies_is_refused, 0, ARRAY_LEN(lies));
     tcase_add_test(tc, what_does_not_fit_the_pool_is_foreign);
     return suite_run("saved", tc);
