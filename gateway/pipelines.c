@@ -97,6 +97,7 @@ static void on_head_message(void *arg, uint64_t from, const Cistern__Envelope *m
         break;
     case CISTERN__ENVELOPE__BODY_STARTED:
     case CISTERN__ENVELOPE__BODY_TOKENS:
+    case CISTERN__ENVELOPE__BODY_READ:
     case CISTERN__ENVELOPE__BODY_FINISHED:
     case CISTERN__ENVELOPE__BODY_REFUSED:
         p->of->events.message(p->of->events.arg, p, m);

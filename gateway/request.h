@@ -12,6 +12,7 @@
 #include <stdbool.h>
 
 #include "gateway/api/errors.h"
+#include "gateway/news.h"
 #include "gateway/pipelines.h"
 
 struct requests;
@@ -36,7 +37,11 @@ struct request_events {
     void (*started)(void *arg);
     /* No lane for some seconds; told once, if at all. */
     void (*late)(void *arg);
-    void (*tokens)(void *arg, const uint32_t *ids, size_t n);
+    /* More of the prompt is read; only to who asked for that or for its probabilities. probs: of
+     * the tokens at positions first..; each is told once. */
+    void (*read)(void *arg, uint32_t n_read, uint32_t first, const struct probs *probs);
+    /* probs: of the n tokens; NULL: not asked for. */
+    void (*tokens)(void *arg, const uint32_t *ids, size_t n, const struct probs *probs);
     void (*finished)(void *arg, const struct request_end *end);
     void *arg;
 };
@@ -51,6 +56,17 @@ struct request_ask {
     uint64_t salt;               /* whose conversations it may go on from; 0: everybody's */
     const uint32_t *stop_tokens; /* must live as long as the request */
     uint32_t n_stop_tokens;
+    uint32_t min_tokens;      /* no stop token before so many */
+    const uint32_t *bias_ids; /* copied */
+    const float *biases;      /* copied; -INFINITY: never */
+    uint32_t n_biases;
+    float repeat, presence, frequency; /* workerd/sampler.h */
+    uint32_t repeat_last;
+    bool probs;        /* of the tokens */
+    bool prompt_probs; /* of the prompt's tokens but the first; nothing of it is then taken from the
+                          cache */
+    uint32_t n_top;    /* alternatives, in either */
+    bool progress;
 };
 
 int requests_new(const struct requests_options *o, struct why *why, struct requests **ret);
@@ -82,10 +98,5 @@ uint32_t requests_unstarted(const struct requests *rs); /* without a lane */
 /* For pipelines' events. */
 void requests_message(struct requests *rs, struct pipeline *p, const Cistern__Envelope *m);
 void requests_lost(struct requests *rs, struct pipeline *p);
-
-/* Which of a message's tokens are news to who has `have` tokens and is at this attempt: those from
- * *ret_skip on. -ESTALE: another attempt's; -EALREADY: none; -EBADMSG: some before them are
- * missing. */
-int tokens_check(uint32_t attempt, uint32_t have, const Cistern__Tokens *m, size_t *ret_skip);
 
 #endif

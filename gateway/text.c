@@ -180,6 +180,13 @@ bool text_end(struct text *t, struct bytebuf *out)
 
 const char *text_stop_string(const struct text *t) { return t->stopped_by; }
 
+uint32_t text_tokens_shown(const struct text *t, uint32_t from)
+{
+    while (from < t->n_tokens && t->token_end[from] <= t->shown_bytes)
+        from++;
+    return from;
+}
+
 uint32_t text_tokens_before_stop(const struct text *t)
 {
     uint32_t n = t->n_tokens;

@@ -198,7 +198,10 @@ int pool_open_row(struct pool *p, const struct pool_open *ask, uint32_t *ret_row
         const struct pool_body *b = segment_body(p->seg, ask->resume_row);
         if (b->state == POOL_CLOSING && ask->may_wait) return -EAGAIN;
         uint32_t limit = min_u32(pool_cached_cells(b), ask->n_tokens - 1);
-        if (b->state == POOL_WAITING)
+        /* Nobody waits for it any more: it is cached like any other. */
+        if (b->state == POOL_WAITING && ask->fresh)
+            pool_cut(p, ask->resume_row, pool_cached_cells(b), POOL_IDLE, NULL);
+        else if (b->state == POOL_WAITING)
             return open_over(p, ask, ask->resume_row,
                              match_common(p, ask->resume_row, ask->tokens, limit), ret_row);
     }

@@ -68,6 +68,7 @@ static int open_from(const Cistern__Open *o, const struct worker_facts *f, struc
         .max_cells = o->max_cells,
         .salt = o->salt,
         .gateway = o->gateway,
+        .fresh = o->fresh,
         .resume = o->resume_row > 0,
         .resume_row = o->resume_row - 1,
         .resume_generation = o->resume_generation,

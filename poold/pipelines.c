@@ -73,8 +73,12 @@ static struct link_header link_layout(const struct daemon *d, uint32_t pipeline,
     h.slots_off = round_up_u64(h.bells_off + (n + 1) * sizeof(struct link_bell), PAGE_BYTES);
     h.lanes_off = sizeof(struct link_window);
     h.tokens_off = h.lanes_off + h.max_lanes * sizeof(struct link_lane);
-    h.results_off = round_up_u64(h.tokens_off + h.max_rows * sizeof(uint32_t), 64);
-    h.activations_off = round_up_u64(h.results_off + h.max_lanes * sizeof(uint32_t), PAGE_BYTES);
+    h.biases_off = round_up_u64(h.tokens_off + h.max_rows * sizeof(uint32_t), 64);
+    uint64_t biases = (uint64_t)h.max_lanes * LINK_BIASES_MAX * sizeof(struct link_bias);
+    h.results_off = round_up_u64(h.biases_off + biases, 64);
+    h.probs_off = round_up_u64(h.results_off + h.max_lanes * sizeof(uint32_t), 64);
+    h.activations_off =
+        round_up_u64(h.probs_off + h.max_rows * sizeof(struct link_probs), PAGE_BYTES);
     h.activations_bytes = round_up_u64((uint64_t)h.max_rows * h.n_embd * sizeof(float), PAGE_BYTES);
     h.slot_bytes = h.activations_off + (n - 1) * h.activations_bytes;
     h.bytes = h.slots_off + h.n_slots * h.slot_bytes;

@@ -50,6 +50,7 @@ struct pool_open {
     uint32_t max_cells; /* cells to reserve, when more than the prompt and a growth unit; 0: no */
     uint64_t arrival;   /* its age: pool_next_arrival, or what it had in an earlier attempt */
     uint64_t salt, gateway;
+    bool fresh;  /* all of the prompt is to be computed: nothing is shared or kept */
     bool resume; /* take row resume_row of resume_generation over, if it still waits */
     uint32_t resume_row;
     uint64_t resume_generation;

@@ -7,7 +7,8 @@
  * message.
  *
  *   header | bells [stage 0..n_stages] | slot [n_slots]
- *   slot:  window | lanes [max_lanes] | tokens [max_rows] | results [max_lanes]
+ *   slot:  window | lanes [max_lanes] | tokens [max_rows] | biases [max_lanes][LINK_BIASES_MAX]
+ *          | results [max_lanes] | probs [max_rows]
  *          | activations [n_stages - 1][max_rows][n_embd] float
  *
  * Windows are taken in order by every stage: window number {life, n} lies in slot n % n_slots. Bell
@@ -21,9 +22,12 @@
 #include "proto/pool_shm.h"
 
 enum {
-    LINK_SHM_VERSION = 1,
+    LINK_SHM_VERSION = 2,
     LINK_SLOTS_PER_STAGE = 2, /* one being computed, one posted ahead */
+    LINK_BIASES_MAX = 1088,   /* of a lane: what a client may say (1024), and end tokens (64) */
+    LINK_TOP_MAX = 20,        /* alternatives beside a token; OpenAI's limit */
 };
+#define LINK_NEXT_SAMPLED UINT32_MAX
 #define LINK_MAGIC UINT64_C(0x316b6e4c434e5443) /* "CTNLnk1" */
 
 struct link_header { /* poold, before anybody has it */
@@ -34,6 +38,7 @@ struct link_header { /* poold, before anybody has it */
     uint64_t pool_id;
     uint64_t bells_off, slots_off;
     uint64_t slot_bytes, lanes_off, tokens_off, results_off, activations_off; /* within a slot */
+    uint64_t biases_off, probs_off;                                           /* likewise */
     uint64_t activations_bytes; /* of one stage's part */
     uint64_t bytes;             /* of the file */
 };
@@ -50,7 +55,9 @@ static_assert(sizeof(struct link_bell) == 64, "one cache line a bell");
 struct link_window { /* the head */
     uint64_t number; /* pool_window(life, n) */
     uint32_t n_rows, n_lanes;
-    uint64_t pad_[6];
+    uint32_t n_biases; /* of all lanes, one lane after the other */
+    uint32_t pad0_;
+    uint64_t pad_[5];
 };
 
 struct link_lane {   /* the head */
@@ -65,8 +72,41 @@ struct link_lane {   /* the head */
     uint64_t seed;
     uint64_t tag;        /* of the head, handed back untouched in traces: request id */
     uint32_t copy_cells; /* first window of a fork: cells before pos to copy, else 0 */
-    uint32_t pad_;
+    /* How the sampled row's logits are changed first (workerd/sampler.h). What is counted are the
+     * ids in the tokens file up to the sampled row, which the head stored before this window. */
+    uint32_t n_biases;
+    uint32_t generated_from; /* position of the first generated token */
+    uint32_t repeat_last;    /* tokens before the sampled one that repeat looks at */
+    float repeat, presence, frequency;
+    uint32_t probs; /* enum link_want_probs */
+    uint32_t n_top; /* with probs: alternatives wanted */
+    uint32_t next;  /* LINK_PROBS_ALL: the token after its last row, or LINK_NEXT_SAMPLED */
+    uint32_t pad_[8];
 };
-static_assert(sizeof(struct link_lane) == 64, "one cache line a lane");
+static_assert(sizeof(struct link_lane) == 128, "two cache lines a lane");
+
+enum link_want_probs {
+    LINK_PROBS_NONE,
+    LINK_PROBS_SAMPLED, /* of the sampled token, at its row's place */
+    LINK_PROBS_ALL,     /* of the token after each row; want is 2 */
+};
+
+struct link_bias { /* the head */
+    uint32_t id;
+    float add; /* to its logit; -INFINITY: it is never sampled */
+};
+
+/* Natural logarithms of probabilities by the model's own logits: before biases, penalties and
+ * temperature. */
+struct link_prob {
+    uint32_t id;
+    float logprob;
+};
+struct link_probs { /* the last stage */
+    float logprob;  /* of the token after the row */
+    uint32_t n_top;
+    struct link_prob top[LINK_TOP_MAX]; /* the most likely first, the lower id on a tie */
+};
+static_assert(sizeof(struct link_probs) == 168, "the same for whoever compiles it");
 
 #endif

@@ -5,6 +5,7 @@
  */
 #include "workerd/gateways.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "common/log.h"
@@ -81,14 +82,75 @@ void gateways_started(struct gateways *g, const struct request *r, const struct 
     send(g, r->gateway, &m);
 }
 
-void gateways_token(struct gateways *g, const struct request *r)
+/* Probabilities on their way into a message. */
+struct packed {
+    Cistern__Probs message;
+    float *logprobs, *top_logprobs;
+    uint32_t *top_ids;
+};
+
+static void packed_fini(struct packed *p)
 {
+    free(p->logprobs);
+    free(p->top_logprobs);
+    free(p->top_ids);
+}
+
+/* n_top at each place, as was asked; where the stage has given fewer the rest is -INFINITY. */
+static void pack(const struct link_probs *probs, uint32_t n, uint32_t n_top, struct packed *p)
+{
+    cistern__probs__init(&p->message);
+    p->logprobs = xcalloc(n, sizeof(*p->logprobs));
+    p->top_logprobs = xcalloc((size_t)n * n_top, sizeof(*p->top_logprobs));
+    p->top_ids = xcalloc((size_t)n * n_top, sizeof(*p->top_ids));
+    for (uint32_t i = 0; i < n; i++) {
+        p->logprobs[i] = probs[i].logprob;
+        for (uint32_t k = 0; k < n_top; k++) {
+            bool has = k < probs[i].n_top;
+            p->top_ids[i * n_top + k] = has ? probs[i].top[k].id : 0;
+            p->top_logprobs[i * n_top + k] = has ? probs[i].top[k].logprob : -INFINITY;
+        }
+    }
+    p->message.logprobs = p->logprobs;
+    p->message.n_logprobs = n;
+    p->message.n_top = n_top;
+    p->message.top_ids = p->top_ids;
+    p->message.top_logprobs = p->top_logprobs;
+    p->message.n_top_ids = p->message.n_top_logprobs = (size_t)n * n_top;
+}
+
+void gateways_read(struct gateways *g, const struct request *r, uint32_t n_read, uint32_t first,
+                   const struct link_probs *probs, uint32_t n)
+{
+    CLEANUP(packed_fini) struct packed packed = {0};
+    Cistern__Read read = CISTERN__READ__INIT;
+    read.request = r->id;
+    read.attempt = r->attempt;
+    read.n_read = n_read;
+    read.first = first;
+    if (r->prompt_probs) {
+        pack(probs, n, r->n_top, &packed);
+        read.probs = &packed.message;
+    }
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_READ;
+    m.read = &read;
+    send(g, r->gateway, &m);
+}
+
+void gateways_token(struct gateways *g, const struct request *r, const struct link_probs *probs)
+{
+    CLEANUP(packed_fini) struct packed packed = {0};
     Cistern__Tokens tokens = CISTERN__TOKENS__INIT;
     tokens.request = r->id;
     tokens.attempt = r->attempt;
     tokens.index = request_generated(r) - 1;
     tokens.n_ids = 1;
     tokens.ids = &r->tokens[r->n_tokens - 1];
+    if (r->probs) {
+        pack(probs, 1, r->n_top, &packed);
+        tokens.probs = &packed.message;
+    }
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_TOKENS;
     m.tokens = &tokens;

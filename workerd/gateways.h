@@ -34,8 +34,12 @@ void gateways_free(struct gateways *g); /* takes NULL */
 void gateways_model(struct gateways *g, uint64_t to, uint64_t number, const struct model_card *c);
 void gateways_started(struct gateways *g, const struct request *r, const struct lane *l,
                       uint32_t cached_tokens);
-/* The request's last token. */
-void gateways_token(struct gateways *g, const struct request *r);
+/* The prompt is read up to n_read; probs: of the n tokens of it from position first on, for who
+ * wants them. */
+void gateways_read(struct gateways *g, const struct request *r, uint32_t n_read, uint32_t first,
+                   const struct link_probs *probs, uint32_t n);
+/* The request's last token; probs: its own, for who wants them. */
+void gateways_token(struct gateways *g, const struct request *r, const struct link_probs *probs);
 void gateways_finished(struct gateways *g, const struct request *r, const struct ending *e);
 /* Of a request that was refused at the door. */
 void gateways_refused(struct gateways *g, uint64_t to, const Cistern__Generate *asked,

@@ -16,7 +16,7 @@ enum {
 
 /* A window in flight, as the head must know it when it comes back. */
 struct flight_lane {
-    uint32_t lane, n_rows;
+    uint32_t lane, n_rows, pos; /* pos: of its first row */
     uint64_t serial;
     bool sampled;
 };

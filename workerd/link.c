@@ -41,7 +41,12 @@ static const char *layout_fault(const struct link_header *h)
         h->lanes_off < sizeof(struct link_window))
         return "place of the lanes";
     if (!lies_in(h->tokens_off, h->max_rows, sizeof(uint32_t), 4, end)) return "place of tokens";
+    if (!lies_in(h->biases_off, (uint64_t)h->max_lanes * LINK_BIASES_MAX, sizeof(struct link_bias),
+                 4, end))
+        return "place of biases";
     if (!lies_in(h->results_off, h->max_lanes, sizeof(uint32_t), 4, end)) return "place of results";
+    if (!lies_in(h->probs_off, h->max_rows, sizeof(struct link_probs), 4, end))
+        return "place of probabilities";
     if (h->activations_bytes / sizeof(float) / h->n_embd < h->max_rows)
         return "size of the activations";
     if (!lies_in(h->activations_off, h->n_stages - 1, h->activations_bytes, 4, end))
@@ -127,6 +132,16 @@ uint32_t *link_tokens(const struct link *l, uint64_t count)
     return (uint32_t *)(slot_at(l, count) + l->h.tokens_off);
 }
 
+struct link_bias *link_biases(const struct link *l, uint64_t count)
+{
+    return (struct link_bias *)(slot_at(l, count) + l->h.biases_off);
+}
+
+struct link_probs *link_probs(const struct link *l, uint64_t count)
+{
+    return (struct link_probs *)(slot_at(l, count) + l->h.probs_off);
+}
+
 uint32_t *link_results(const struct link *l, uint64_t count)
 {
     return (uint32_t *)(slot_at(l, count) + l->h.results_off);
@@ -173,6 +188,23 @@ bool bell_wait(struct link_bell *b, uint32_t seen, uint32_t spin_us, uint32_t ti
 
 /* ---- windows ---- */
 
+static int sampling_check(const struct link_lane *l, const struct link_limits *m, struct why *why)
+{
+    if (l->want > 2) return why_set(why, -EPROTO, "%u is no kind of logits", l->want);
+    if (!(l->temperature >= 0 && l->top_p >= 0 && l->min_p >= 0) || isinf(l->temperature))
+        return why_set(why, -EPROTO, "a number of the sampling is out of its range");
+    if (!isfinite(l->repeat) || l->repeat < 0 || !isfinite(l->presence) || !isfinite(l->frequency))
+        return why_set(why, -EPROTO, "a penalty is out of its range");
+    if (l->n_biases > LINK_BIASES_MAX)
+        return why_set(why, -EPROTO, "%u biases where %u are the most", l->n_biases,
+                       LINK_BIASES_MAX);
+    bool all = l->probs == LINK_PROBS_ALL;
+    bool is_next = l->next < m->n_vocab || l->next == LINK_NEXT_SAMPLED;
+    if (l->probs > LINK_PROBS_ALL || (all && (l->want != 2 || !is_next)) || l->n_top > LINK_TOP_MAX)
+        return why_set(why, -EPROTO, "these probabilities can't be wanted");
+    return 0;
+}
+
 static int lane_check(const struct link_lane *l, const struct link_limits *m, uint32_t rows_left,
                       struct why *why)
 {
@@ -186,35 +218,54 @@ static int lane_check(const struct link_lane *l, const struct link_limits *m, ui
     if (l->copy_cells && (l->copy_chunk > m->n_chunks || l->copy_cells > l->pos % m->chunk_cells))
         return why_set(why, -EPROTO, "%u cells of chunk %u can't be copied before position %u",
                        l->copy_cells, l->copy_chunk, l->pos);
-    if (l->want > 2) return why_set(why, -EPROTO, "%u is no kind of logits", l->want);
-    if (!(l->temperature >= 0 && l->top_p >= 0 && l->min_p >= 0) || isinf(l->temperature))
-        return why_set(why, -EPROTO, "a number of the sampling is out of its range");
+    return sampling_check(l, m, why);
+}
+
+static int lanes_check(const struct link_copy *c, const struct link_limits *m, struct why *why)
+{
+    uint32_t rows = c->window.n_rows, biases = c->window.n_biases;
+    for (uint32_t i = 0; i < c->window.n_lanes; i++) {
+        const struct link_lane *l = &c->lanes[i];
+        int r = lane_check(l, m, rows, why);
+        if (r < 0) return r;
+        if (l->n_biases > biases)
+            return why_set(why, -EPROTO, "%u biases where %u are left", l->n_biases, biases);
+        rows -= l->n_rows;
+        biases -= l->n_biases;
+    }
+    if (rows) return why_set(why, -EPROTO, "%u token rows belong to no lane", rows);
+    return biases ? why_set(why, -EPROTO, "%u biases belong to no lane", biases) : 0;
+}
+
+static int ids_check(const struct link_copy *c, uint32_t n_vocab, struct why *why)
+{
+    for (uint32_t i = 0; i < c->window.n_rows; i++)
+        if (c->tokens[i] >= n_vocab)
+            return why_set(why, -EPROTO, "token %u of a vocabulary of %u", c->tokens[i], n_vocab);
+    for (uint32_t i = 0; i < c->window.n_biases; i++)
+        if (c->biases[i].id >= n_vocab || isnan(c->biases[i].add))
+            return why_set(why, -EPROTO, "a bias of token %u of a vocabulary of %u",
+                           c->biases[i].id, n_vocab);
     return 0;
 }
 
 int link_read(const struct link *l, uint64_t count, const struct link_limits *limits,
-              struct link_window *window, struct link_lane *lanes, uint32_t *tokens,
-              struct why *why)
+              struct link_copy *ret, struct why *why)
 {
-    memcpy(window, link_slot(l, count), sizeof(*window));
-    if (window->number != pool_window(l->h.life, count))
-        return why_set(why, -EPROTO, "its slot bears number %llu",
-                       (unsigned long long)window->number);
-    uint32_t left = window->n_rows;
-    if (window->n_lanes == 0 || window->n_lanes > l->h.max_lanes || left > l->h.max_rows)
-        return why_set(why, -EPROTO, "it has %u lanes and %u token rows, %u and %u are the most",
-                       window->n_lanes, left, l->h.max_lanes, l->h.max_rows);
-    memcpy(lanes, link_lanes(l, count), window->n_lanes * sizeof(*lanes));
-    memcpy(tokens, link_tokens(l, count), left * sizeof(*tokens));
-    for (uint32_t i = 0; i < window->n_lanes; i++) {
-        int r = lane_check(&lanes[i], limits, left, why);
-        if (r < 0) return r;
-        left -= lanes[i].n_rows;
-    }
-    if (left) return why_set(why, -EPROTO, "%u token rows belong to no lane", left);
-    for (uint32_t i = 0; i < window->n_rows; i++)
-        if (tokens[i] >= limits->n_vocab)
-            return why_set(why, -EPROTO, "token %u of a vocabulary of %u", tokens[i],
-                           limits->n_vocab);
-    return 0;
+    struct link_window *w = &ret->window;
+    memcpy(w, link_slot(l, count), sizeof(*w));
+    if (w->number != pool_window(l->h.life, count))
+        return why_set(why, -EPROTO, "its slot bears number %llu", (unsigned long long)w->number);
+    if (w->n_lanes == 0 || w->n_lanes > l->h.max_lanes || w->n_rows > l->h.max_rows ||
+        w->n_biases > w->n_lanes * LINK_BIASES_MAX)
+        return why_set(why, -EPROTO,
+                       "it has %u lanes, %u token rows and %u biases, %u, %u and %u a lane are the "
+                       "most",
+                       w->n_lanes, w->n_rows, w->n_biases, l->h.max_lanes, l->h.max_rows,
+                       LINK_BIASES_MAX);
+    memcpy(ret->lanes, link_lanes(l, count), w->n_lanes * sizeof(*ret->lanes));
+    memcpy(ret->tokens, link_tokens(l, count), w->n_rows * sizeof(*ret->tokens));
+    memcpy(ret->biases, link_biases(l, count), w->n_biases * sizeof(*ret->biases));
+    int r = lanes_check(ret, limits, why);
+    return r < 0 ? r : ids_check(ret, limits->n_vocab, why);
 }

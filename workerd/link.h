@@ -38,7 +38,9 @@ struct link_bell *link_bell(const struct link *l, uint32_t i);
 struct link_window *link_slot(const struct link *l, uint64_t count);
 struct link_lane *link_lanes(const struct link *l, uint64_t count);
 uint32_t *link_tokens(const struct link *l, uint64_t count);
+struct link_bias *link_biases(const struct link *l, uint64_t count);
 uint32_t *link_results(const struct link *l, uint64_t count);
+struct link_probs *link_probs(const struct link *l, uint64_t count);
 float *link_activations(const struct link *l, uint64_t count, uint32_t stage);
 
 uint32_t bell_count(const struct link_bell *b);
@@ -55,11 +57,17 @@ struct link_limits {
     uint32_t n_chunks, chunk_cells; /* of the pool */
 };
 
+struct link_copy {
+    struct link_window window;
+    struct link_lane *lanes;  /* [max_lanes] */
+    uint32_t *tokens;         /* [max_rows] */
+    struct link_bias *biases; /* [max_lanes * LINK_BIASES_MAX] */
+};
+
 /* Copies window {life, count} out of its slot and bounds every number in it. -EPROTO with the
- * reason when one is out of range: then the link is of no use any more. lanes: [max_lanes], tokens:
- * [max_rows]. */
+ * reason when one is out of range: then the link is of no use any more. The copy's arrays are the
+ * caller's. */
 int link_read(const struct link *l, uint64_t count, const struct link_limits *limits,
-              struct link_window *window, struct link_lane *lanes, uint32_t *tokens,
-              struct why *why);
+              struct link_copy *ret, struct why *why);
 
 #endif

@@ -34,7 +34,11 @@ struct model {
     struct weights weights;
     struct arch_buffers buf;
     struct pool_arena *arena;
+    /* Of the last stage, for one row at a time. */
     struct sampler_candidate *candidates; /* [n_vocab] */
+    float *adjusted;                      /* [n_vocab] */
+    uint32_t *counts;                     /* [n_vocab], all 0 */
+    uint32_t *past;                       /* [context_tokens] */
 };
 
 static bool is_first(const struct model *m) { return m->want.first_layer == 0; }
@@ -180,7 +184,11 @@ static int make_buffers(struct model *m, struct why *why)
         int r = m->ops->buffer(m->backend, wanted[i].rows, wanted[i].width, wanted[i].at);
         if (r < 0) return why_set(why, r, "no memory for windows of %u rows", rows);
     }
-    if (is_last(m)) m->candidates = xcalloc(dim[DIM_VOCAB], sizeof(*m->candidates));
+    if (!is_last(m)) return 0;
+    m->candidates = xcalloc(dim[DIM_VOCAB], sizeof(*m->candidates));
+    m->adjusted = xcalloc(dim[DIM_VOCAB], sizeof(*m->adjusted));
+    m->counts = xcalloc(dim[DIM_VOCAB], sizeof(*m->counts));
+    m->past = xcalloc(m->want.context_tokens, sizeof(*m->past));
     return 0;
 }
 
@@ -231,6 +239,9 @@ void model_free(struct model *m)
     if (m->backend) m->ops->close(m->backend);
     weights_fini(&m->weights);
     free(m->candidates);
+    free(m->adjusted);
+    free(m->counts);
+    free(m->past);
     free(m);
 }
 
@@ -273,8 +284,10 @@ struct wanted {
 /* Whether nobody looks at the rows' logits but for the largest. */
 static bool is_greedy(const struct window *w, const struct wanted *want)
 {
-    for (uint32_t i = 0; i < want->n; i++)
-        if (w->lanes[want->lane[i]].sampling.temperature > 0) return false;
+    for (uint32_t i = 0; i < want->n; i++) {
+        const struct window_lane *l = &w->lanes[want->lane[i]];
+        if (l->sampling.temperature > 0 || sampling_adjusts(&l->sampling) || l->probs) return false;
+    }
     return !w->on_logits;
 }
 
@@ -283,14 +296,59 @@ static bool is_sampled(const struct window_lane *l, uint32_t row)
     return row == l->first_row + l->n_rows - 1;
 }
 
+/* The tokens up to the lane's last row that its penalties look at. The head wrote them before it
+ * posted this window, and nobody else may while the window is in flight. */
+static struct sampler_past past_read(struct model *m, const struct window *w,
+                                     const struct window_lane *l)
+{
+    uint32_t end = l->pos + l->n_rows, n = 0;
+    uint32_t n_generated = end - min_u32(l->generated_from, end);
+    for (uint32_t pos = end - sampling_looks_back(&l->sampling, end, n_generated); pos < end;
+         pos++) {
+        uint32_t i = pos / w->chunk_cells;
+        uint64_t entry = i < l->n_table ? l->table[i] : 0;
+        uint64_t cell = (uint64_t)pool_entry_chunk(entry) * w->chunk_cells + pos % w->chunk_cells;
+        uint32_t id = cell < w->n_cells ? w->cells[cell] & ~POOL_TOKEN_GENERATED : UINT32_MAX;
+        if (id < m->facts.n_vocab) m->past[n++] = id;
+    }
+    return (struct sampler_past){m->past, n, min_u32(n_generated, n)};
+}
+
+static uint32_t sample_row(struct model *m, const struct window *w, const struct window_lane *l,
+                           const float *logits)
+{
+    uint32_t n_vocab = m->facts.n_vocab;
+    if (sampling_adjusts(&l->sampling)) {
+        struct sampler_past past = {0};
+        if (sampling_penalises(&l->sampling) && w->n_cells) past = past_read(m, w, l);
+        sampler_adjust(logits, n_vocab, &l->sampling, &past, m->adjusted, m->counts);
+        logits = m->adjusted;
+    }
+    return sample(logits, n_vocab, &l->sampling, l->pos + l->n_rows, m->candidates);
+}
+
+/* Of the token that follows the row. */
+static void probs_row(struct model *m, const struct window *w, const struct window_lane *l,
+                      uint32_t row, const float *logits)
+{
+    bool is_last_row = is_sampled(l, row);
+    if (l->probs == LINK_PROBS_NONE || (l->probs == LINK_PROBS_SAMPLED && !is_last_row)) return;
+    uint32_t token = l->token;
+    if (!is_last_row)
+        token = w->tokens[row + 1];
+    else if (l->probs == LINK_PROBS_ALL && l->next != LINK_NEXT_SAMPLED)
+        token = l->next;
+    sampler_probs(logits, m->facts.n_vocab, token, l->n_top, m->candidates, &w->probs[row]);
+}
+
 static void row_done(struct model *m, struct window *w, const struct wanted *want, uint32_t i)
 {
-    uint32_t lane = want->lane[i], n_vocab = m->facts.n_vocab;
+    uint32_t lane = want->lane[i], row = want->row[i];
     struct window_lane *l = &w->lanes[lane];
     const float *logits = m->ops->row(m->backend, m->buf.logits, i);
-    if (is_sampled(l, want->row[i]))
-        l->token = sample(logits, n_vocab, &l->sampling, l->pos + l->n_rows, m->candidates);
-    if (w->on_logits) w->on_logits(w->on_logits_arg, lane, want->row[i], logits, n_vocab);
+    if (is_sampled(l, row)) l->token = sample_row(m, w, l, logits);
+    probs_row(m, w, l, row, logits);
+    if (w->on_logits) w->on_logits(w->on_logits_arg, lane, row, logits, m->facts.n_vocab);
 }
 
 static int head_flush(struct model *m, const struct arch_pass *p, struct window *w,

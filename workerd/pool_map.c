@@ -106,14 +106,12 @@ static int map_all(struct pool_map *m, const int fds[POOL_MAP_FDS], const struct
     m->control = at;
     r = control_check(m, w, why);
     if (r < 0) return r;
-    if (w->stage == 0) {
-        r = map_file(fds[1], "tokens", PROT_READ | PROT_WRITE, sizeof(*m->tokens), why, &at,
-                     &m->tokens_bytes);
-        if (r < 0) return r;
-        m->tokens = at;
-        r = tokens_check(m, why);
-        if (r < 0) return r;
-    }
+    r = map_file(fds[1], "tokens", w->stage == 0 ? PROT_READ | PROT_WRITE : PROT_READ,
+                 sizeof(*m->tokens), why, &at, &m->tokens_bytes);
+    if (r < 0) return r;
+    m->tokens = at;
+    r = tokens_check(m, why);
+    if (r < 0) return r;
     r = map_file(fds[2], "page", PROT_READ | PROT_WRITE, sizeof(*m->page), why, &at,
                  &m->page_bytes);
     if (r < 0) return r;
@@ -135,7 +133,7 @@ int pool_map_new(const int fds[POOL_MAP_FDS], const struct pool_map_want *want, 
     int r = map_all(m, fds, want, why);
     if (r < 0) return r;
     m->pool_id = m->control->pool_id;
-    m->n_cells = m->tokens ? m->tokens->n_cells : 0;
+    m->n_cells = m->tokens->n_cells;
     m->n_rows = m->control->n_rows;
     m->n_chunks = m->control->n_chunks;
     m->chunk_cells = m->control->chunk_cells;

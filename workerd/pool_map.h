@@ -7,15 +7,16 @@
  *
  * One mapping serves the loop thread and the device thread; each holds a reference. The struct is
  * immutable once made. In the page the device thread writes word[row], drained and the counters;
- * the loop thread of a head writes word[n_rows + row]. The arena is the device thread's, the tokens
- * file the loop thread's.
+ * the loop thread of a head writes word[n_rows + row]. The arena is the device thread's. The tokens
+ * file is the loop thread's of a head; the device thread of the last stage reads in it what a bell
+ * has told it of.
  */
 #include "common/base.h"
 #include "proto/pool_shm.h"
 
 struct pool_map {
     const struct pool_header *control;
-    struct pool_tokens *tokens; /* NULL on other stages than the head's */
+    struct pool_tokens *tokens; /* read-only on other stages than the head's */
     struct pool_page *page;
     struct pool_arena *arena;
     /* Copies, checked; the ones in memory aren't read again. */

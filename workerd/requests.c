@@ -11,7 +11,11 @@
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages carry tokens as they lie here");
 
-enum { TEMPERATURE_MAX = 1000 }; /* far past sense, far from overflow */
+enum {
+    TEMPERATURE_MAX = 1000, /* far past sense, far from overflow */
+    PENALTY_MAX = 1000,     /* likewise, of penalties and biases */
+};
+static_assert(REQUEST_BIASES_MAX + REQUEST_STOPS_MAX <= LINK_BIASES_MAX, "both travel as biases");
 
 __attribute__((format(printf, 3, 4))) static int refuse(struct refusal *ret, Cistern__Code code,
                                                         const char *format, ...)
@@ -51,6 +55,27 @@ static int sampling_check(const Cistern__Generate *g, struct refusal *refusal)
                   "a number of the sampling is out of its range");
 }
 
+static bool is_penalty(float v) { return v >= -PENALTY_MAX && v <= PENALTY_MAX; }
+
+static int changes_check(const Cistern__Generate *g, uint32_t n_vocab, struct refusal *refusal)
+{
+    if (!is_penalty(g->presence) || !is_penalty(g->frequency) || !is_penalty(g->repeat) ||
+        g->repeat < 0)
+        return refuse(refusal, CISTERN__CODE__MALFORMED, "a penalty is out of its range");
+    if (g->n_bias_ids != g->n_biases || g->n_biases > REQUEST_BIASES_MAX)
+        return refuse(refusal, CISTERN__CODE__MALFORMED,
+                      "%zu biases of %zu tokens, %u are the most", g->n_biases, g->n_bias_ids,
+                      REQUEST_BIASES_MAX);
+    for (size_t i = 0; i < g->n_biases; i++)
+        if (g->bias_ids[i] >= n_vocab ||
+            !(is_penalty(g->biases[i]) || (isinf(g->biases[i]) && g->biases[i] < 0)))
+            return refuse(refusal, CISTERN__CODE__MALFORMED, "a bias of token %u", g->bias_ids[i]);
+    if (g->n_top > LINK_TOP_MAX)
+        return refuse(refusal, CISTERN__CODE__MALFORMED, "%u alternatives, %u are the most",
+                      g->n_top, LINK_TOP_MAX);
+    return 0;
+}
+
 static int tokens_check(const struct request *r, uint32_t n_vocab, struct refusal *refusal)
 {
     for (uint32_t i = 0; i < r->n_tokens; i++)
@@ -85,6 +110,7 @@ int request_from(const Cistern__Generate *g, uint64_t gateway, const struct requ
 {
     int r = sizes_check(g, limits, refusal);
     if (r == 0) r = sampling_check(g, refusal);
+    if (r == 0) r = changes_check(g, limits->n_vocab, refusal);
     if (r < 0) return r;
     CLEANUP(request_freep) struct request *q = xnew(struct request);
     *q = (struct request){
@@ -95,7 +121,17 @@ int request_from(const Cistern__Generate *g, uint64_t gateway, const struct requ
                      .top_p = g->top_p,
                      .min_p = g->min_p,
                      .top_k = g->top_k,
-                     .seed = g->seed},
+                     .seed = g->seed,
+                     .n_biases = (uint32_t)g->n_biases,
+                     .repeat_last = g->repeat_last,
+                     .repeat = g->repeat,
+                     .presence = g->presence,
+                     .frequency = g->frequency},
+        .min_tokens = g->min_tokens,
+        .n_top = g->n_top,
+        .probs = g->probs,
+        .prompt_probs = g->prompt_probs,
+        .progress = g->progress,
         .n_stops = (uint32_t)g->n_stop_tokens,
         .salt = g->salt,
         .arrival = g->arrival,
@@ -105,6 +141,10 @@ int request_from(const Cistern__Generate *g, uint64_t gateway, const struct requ
     };
     for (uint32_t i = 0; i < q->n_stops; i++)
         q->stops[i] = g->stop_tokens[i];
+    q->biases = xcalloc(g->n_biases, sizeof(*q->biases));
+    for (uint32_t i = 0; i < q->sampling.n_biases; i++)
+        q->biases[i] = (struct link_bias){g->bias_ids[i], g->biases[i]};
+    q->sampling.biases = q->biases;
     r = tokens_fill(q, g, limits, refusal);
     if (r < 0) return r;
     *ret = TAKE(q);
@@ -115,6 +155,7 @@ void request_free(struct request *r)
 {
     if (!r) return;
     free(r->tokens);
+    free(r->biases);
     free(r);
 }
 

@@ -12,7 +12,8 @@
 #include "workerd/sampler.h"
 
 enum {
-    REQUEST_STOPS_MAX = 64, /* end-of-generation tokens; models have a handful */
+    REQUEST_STOPS_MAX = 64,    /* end-of-generation tokens; models have a handful */
+    REQUEST_BIASES_MAX = 1024, /* what an API takes */
     REQUEST_TEXT_BYTES = 160,
 };
 
@@ -24,6 +25,11 @@ struct request {
     uint32_t n_prompt, n_tokens;
     uint32_t max; /* tokens in all, prompt included: never past the context */
     struct sampling sampling;
+    struct link_bias *biases; /* [sampling.n_biases] */
+    uint32_t min_tokens;      /* stop tokens are not sampled before so many */
+    uint32_t n_top;           /* with either of: */
+    bool probs, prompt_probs; /* what it wants of the generated tokens, and of the prompt's */
+    bool progress;
     uint32_t stops[REQUEST_STOPS_MAX], n_stops;
     uint64_t salt, arrival, resume_generation;
     uint32_t resume_row; /* row + 1 of the last attempt; 0 none */

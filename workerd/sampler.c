@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Greedy choice, and sampling after top-k, top-p, min-p and temperature. Called by model.c for each
- * lane that wants a token; keeps nothing.
+ * Biases and penalties, greedy choice, sampling after top-k, top-p, min-p and temperature, and
+ * log-probabilities. Called by model.c for each lane that wants a token; keeps nothing.
  */
 #include "workerd/sampler.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "common/base.h"
 
 static uint32_t argmax(const float *logits, uint32_t n)
 {
@@ -141,4 +143,77 @@ uint32_t sample(const float *logits, uint32_t n_vocab, const struct sampling *s,
     if (s->top_p < 1) n = keep_top_p(scratch, n, s->top_p);
     if (s->min_p > 0) n = keep_min_p(scratch, n, s->min_p);
     return draw(scratch, n, s->temperature, uniform(s->seed, pos));
+}
+
+/* ---- biases and penalties ---- */
+
+static bool repeats(const struct sampling *s) { return s->repeat != 0 && s->repeat != 1; }
+
+uint32_t sampling_looks_back(const struct sampling *s, uint32_t n, uint32_t n_generated)
+{
+    uint32_t back = s->presence != 0 || s->frequency != 0 ? n_generated : 0;
+    return max_u32(back, repeats(s) ? min_u32(s->repeat_last, n) : 0);
+}
+
+static void add_repeat(const uint32_t *ids, uint32_t n, float repeat, float *l, uint32_t *counts)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (counts[ids[i]]++) continue;
+        l[ids[i]] = l[ids[i]] > 0 ? l[ids[i]] / repeat : l[ids[i]] * repeat;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        counts[ids[i]] = 0;
+}
+
+static void add_counted(const uint32_t *ids, uint32_t n, const struct sampling *s, float *l,
+                        uint32_t *counts)
+{
+    for (uint32_t i = 0; i < n; i++)
+        counts[ids[i]]++;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t count = counts[ids[i]];
+        if (count == 0) continue; /* done at its first place */
+        l[ids[i]] -= s->presence + s->frequency * (float)count;
+        counts[ids[i]] = 0;
+    }
+}
+
+void sampler_adjust(const float *logits, uint32_t n_vocab, const struct sampling *s,
+                    const struct sampler_past *past, float *adjusted, uint32_t *counts)
+{
+    memcpy(adjusted, logits, n_vocab * sizeof(*adjusted));
+    for (uint32_t i = 0; i < s->n_biases; i++)
+        adjusted[s->biases[i].id] += s->biases[i].add;
+    uint32_t last = min_u32(s->repeat_last, past->n);
+    if (repeats(s)) add_repeat(past->ids + past->n - last, last, s->repeat, adjusted, counts);
+    if (s->presence != 0 || s->frequency != 0)
+        add_counted(past->ids + past->n - past->n_generated, past->n_generated, s, adjusted,
+                    counts);
+}
+
+/* ---- probabilities ---- */
+
+/* Equal infinities are 0 apart. */
+static double below(float logit, float most)
+{
+    return logit == most ? 0 : (double)logit - (double)most;
+}
+
+void sampler_probs(const float *logits, uint32_t n_vocab, uint32_t token, uint32_t n_top,
+                   struct sampler_candidate *scratch, struct link_probs *ret)
+{
+    *ret = (struct link_probs){.logprob = -INFINITY};
+    if (has_nan(logits, n_vocab)) return;
+    float most = logits[argmax(logits, n_vocab)];
+    double sum = 0;
+    for (uint32_t i = 0; i < n_vocab; i++)
+        sum += exp(below(logits[i], most));
+    double norm = log(sum);
+    ret->logprob = (float)(below(logits[token], most) - norm);
+    ret->n_top = min_u32(min_u32(n_top, LINK_TOP_MAX), n_vocab);
+    if (ret->n_top == 0) return;
+    take_first(logits, n_vocab, ret->n_top, scratch);
+    for (uint32_t i = 0; i < ret->n_top; i++)
+        ret->top[i] =
+            (struct link_prob){scratch[i].id, (float)(below(scratch[i].logit, most) - norm)};
 }

@@ -42,11 +42,9 @@ struct stage {
     /* The device thread's. */
     struct stage_order *serving; /* NULL: no life */
     struct trace *trace;
-    uint32_t done; /* windows of this life that were run */
-    struct link_window link_window;
-    struct link_lane *link_lanes;
+    uint32_t done;         /* windows of this life that were run */
+    struct link_copy copy; /* of the window in hand */
     struct window_lane *lanes;
-    uint32_t *tokens;
     uint64_t *tables; /* [max_lanes][table_entries] */
     uint32_t table_entries;
 };
@@ -72,7 +70,7 @@ static void order_free(struct stage_order *o)
 /* Copies the lane's part of its chunk table, so that what was bounded stays bounded. */
 static void table_read(struct stage *s, uint32_t i)
 {
-    const struct link_lane *from = &s->link_lanes[i];
+    const struct link_lane *from = &s->copy.lanes[i];
     const struct pool_map *pool = s->serving->pool;
     uint64_t *table = s->tables + (size_t)i * s->table_entries;
     uint32_t cells = from->pos + from->n_rows;
@@ -83,35 +81,59 @@ static void table_read(struct stage *s, uint32_t i)
     s->lanes[i].n_table = n;
 }
 
+static struct sampling sampling_from(const struct link_lane *l, const struct link_bias *biases)
+{
+    return (struct sampling){
+        .temperature = l->temperature,
+        .top_p = l->top_p,
+        .min_p = l->min_p,
+        .top_k = l->top_k,
+        .seed = l->seed,
+        .biases = biases,
+        .n_biases = l->n_biases,
+        .repeat_last = l->repeat_last,
+        .repeat = l->repeat,
+        .presence = l->presence,
+        .frequency = l->frequency,
+    };
+}
+
 static void window_build(struct stage *s, struct window *w, uint32_t count)
 {
     const struct link *l = s->serving->link;
+    const struct pool_map *pool = s->serving->pool;
     uint32_t stage = s->setup.stage, first_row = 0;
+    const struct link_bias *biases = s->copy.biases;
     *w = (struct window){
-        .n_rows = s->link_window.n_rows,
-        .n_lanes = s->link_window.n_lanes,
-        .tokens = s->tokens,
+        .n_rows = s->copy.window.n_rows,
+        .n_lanes = s->copy.window.n_lanes,
+        .tokens = s->copy.tokens,
         .lanes = s->lanes,
         .in = stage ? link_activations(l, count, stage - 1) : NULL,
         .out = stage + 1 < l->h.n_stages ? link_activations(l, count, stage) : NULL,
         .on_logits = s->trace ? trace_logits : NULL,
         .on_logits_arg = s->trace,
+        .cells = pool->tokens->cell,
+        .n_cells = pool->n_cells,
+        .chunk_cells = pool->chunk_cells,
+        .probs = link_probs(l, count),
     };
     for (uint32_t i = 0; i < w->n_lanes; i++) {
-        const struct link_lane *from = &s->link_lanes[i];
+        const struct link_lane *from = &s->copy.lanes[i];
         s->lanes[i] = (struct window_lane){
             .pos = from->pos,
             .n_rows = from->n_rows,
             .first_row = first_row,
             .want = from->want,
-            .sampling = {.temperature = from->temperature,
-                         .top_p = from->top_p,
-                         .min_p = from->min_p,
-                         .top_k = from->top_k,
-                         .seed = from->seed},
+            .sampling = sampling_from(from, biases),
+            .generated_from = from->generated_from,
+            .probs = from->probs,
+            .n_top = from->n_top,
+            .next = from->next,
         };
         table_read(s, i);
         first_row += from->n_rows;
+        biases += from->n_biases;
     }
 }
 
@@ -121,7 +143,7 @@ static void window_publish(struct stage *s, const struct window *w, uint32_t cou
     const struct link *l = s->serving->link;
     struct pool_page *page = s->serving->pool->page;
     for (uint32_t i = 0; i < w->n_lanes; i++) {
-        const struct link_lane *from = &s->link_lanes[i];
+        const struct link_lane *from = &s->copy.lanes[i];
         shm_store_u64(&page->word[from->row], pool_word(from->lease, from->pos + from->n_rows));
     }
     shm_store_u64(&page->drained, pool_window(l->h.life, count));
@@ -137,7 +159,7 @@ static void window_publish(struct stage *s, const struct window *w, uint32_t cou
 static void window_copy(struct stage *s, const struct window *w)
 {
     for (uint32_t i = 0; i < w->n_lanes; i++) {
-        const struct link_lane *from = &s->link_lanes[i];
+        const struct link_lane *from = &s->copy.lanes[i];
         if (!from->copy_cells) continue;
         uint32_t at = (from->pos - from->copy_cells) / s->serving->pool->chunk_cells;
         model_copy_cells(s->model, from->copy_chunk, pool_entry_chunk(w->lanes[i].table[at]),
@@ -155,7 +177,7 @@ static void window_run(struct stage *s)
                                  facts->n_vocab, s->serving->pool->n_chunks,
                                  s->serving->pool->chunk_cells};
     struct why why = {0}, inner = {0};
-    if (link_read(l, count, &limits, &s->link_window, s->link_lanes, s->tokens, &inner) < 0) {
+    if (link_read(l, count, &limits, &s->copy, &inner) < 0) {
         (void)why_set(&why, 0, "window %u of life %u is malformed: %s", count, l->h.life,
                       inner.text);
         stage_fail(&why);
@@ -176,7 +198,7 @@ static void window_run(struct stage *s)
      * and not on how fast threads wake. */
     if (bell_count(link_bell(l, s->setup.stage)) == count)
         shm_store_u64(&page->bubbles, page->bubbles + 1);
-    if (s->trace) trace_window(s->trace, &w, s->link_lanes);
+    if (s->trace) trace_window(s->trace, &w, s->copy.lanes);
     window_publish(s, &w, count);
     s->done = count;
 }
@@ -194,8 +216,10 @@ static void buffers_size(struct stage *s, uint32_t table_entries)
     const struct model_want *want = &s->setup.want;
     if (!s->lanes) {
         s->lanes = xcalloc(want->max_lanes, sizeof(*s->lanes));
-        s->link_lanes = xcalloc(want->max_lanes, sizeof(*s->link_lanes));
-        s->tokens = xcalloc(want->max_rows, sizeof(*s->tokens));
+        s->copy.lanes = xcalloc(want->max_lanes, sizeof(*s->copy.lanes));
+        s->copy.tokens = xcalloc(want->max_rows, sizeof(*s->copy.tokens));
+        s->copy.biases =
+            xcalloc((size_t)want->max_lanes * LINK_BIASES_MAX, sizeof(*s->copy.biases));
     }
     if (s->table_entries == table_entries) return;
     free(s->tables);
@@ -355,8 +379,9 @@ void stage_free(struct stage *s)
     model_free(s->model);
     trace_free(s->trace);
     free(s->lanes);
-    free(s->link_lanes);
-    free(s->tokens);
+    free(s->copy.lanes);
+    free(s->copy.tokens);
+    free(s->copy.biases);
     free(s->tables);
     free(s);
 }

@@ -8,7 +8,6 @@
  */
 #include <stdint.h>
 
-#include "proto/pool_shm.h"
 #include "workerd/sampler.h"
 
 /* Which of a lane's rows give logits. */
@@ -27,6 +26,9 @@ struct window_lane {
     uint32_t want;      /* enum window_want */
     uint32_t token;     /* out, when want is not NONE: the sampled token */
     struct sampling sampling;
+    uint32_t generated_from; /* position of the first generated token */
+    uint32_t probs, n_top;   /* enum link_want_probs, and how many alternatives */
+    uint32_t next; /* LINK_PROBS_ALL: the token after its last row, or LINK_NEXT_SAMPLED */
 };
 
 struct window {
@@ -40,6 +42,12 @@ struct window {
     void (*on_logits)(void *arg, uint32_t lane, uint32_t row, const float *logits,
                       uint32_t n_vocab);
     void *on_logits_arg;
+    /* Last stage: what penalties count, the words of all cells as the tokens file has them, read by
+     * the lanes' tables. 0 cells: no lane has penalties. */
+    const uint32_t *cells;
+    uint64_t n_cells;
+    uint32_t chunk_cells;
+    struct link_probs *probs; /* out, last stage, [n_rows]: of the rows whose lanes want them */
 };
 
 #endif

@@ -13,8 +13,9 @@
 
 static json_t *usage_json(const struct generation *g, uint32_t n_out)
 {
-    json_int_t cached = g->n_cached;
-    return json_pack("{s:I,s:i,s:I,s:I}", "input_tokens", (json_int_t)g->prompt.n - cached,
+    json_int_t cached = generation_cached_tokens(g);
+    return json_pack("{s:I,s:i,s:I,s:I}", "input_tokens",
+                     (json_int_t)generation_prompt_tokens(g) - cached,
                      "cache_creation_input_tokens", 0, "cache_read_input_tokens", cached,
                      "output_tokens", (json_int_t)n_out);
 }

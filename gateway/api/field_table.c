@@ -3,8 +3,9 @@
  * See field_table.h. A new field is a row here, a member of struct ask and its consumer. Of two
  * rows that go to the same place the later one wins.
  *
- * Names and ranges are those of OpenAI's and Anthropic's references; top_k, min_p and n_predict
- * those of llama.cpp's server. Fields that are in no row are ignored.
+ * Names and ranges are those of OpenAI's and Anthropic's references; top_k, min_p, n_predict,
+ * n_probs, repeat_penalty and repeat_last_n (-1: all tokens) those of llama.cpp's server;
+ * repetition_penalty, min_tokens and ignore_eos vLLM's. Fields that are in no row are ignored.
  */
 #include "gateway/api/field_table.h"
 
@@ -18,7 +19,13 @@ enum {
     LISTS = API_CHAT | API_APPLY_TEMPLATE | MESSAGES, /* those with messages */
     ALL = CHATS | PROMPTS,                            /* those that generate */
     COMPLETIONS_TOKENS = 16,                          /* OpenAI's preset */
+    TOP_LOGPROBS_MAX = 20,                            /* OpenAI's limits */
+    COMPLETIONS_LOGPROBS_MAX = 5,
+    REPEAT_LAST_N = 64, /* llama.cpp's preset */
+    REPEAT_MAX = 10,    /* far past sense, far from overflow */
 };
+
+#define REPEAT_MIN 0.1 /* likewise */
 
 #define AT(member) offsetof(struct ask, member)
 
@@ -49,18 +56,21 @@ const struct field field_table[] = {
     {"stop_sequences",               API_MESSAGES,       FIELD_STOPS,  AT(stop)},
     {"n",                            OPENAI,             FIELD_U32,    AT(n), 1, GENERATION_CHOICES_MAX, 1},
     {"best_of",                      API_COMPLETIONS,    FIELD_U32,    AT(best_of), 1, 1, 1},
-    {"logprobs",                     API_CHAT,           FIELD_BOOL,   AT(unserved), 0, 0, 0},
-    {"top_logprobs",                 API_CHAT | API_RESPONSES, FIELD_U32, AT(unserved_count), 0, 0, 0},
-    {"logprobs",                     API_COMPLETIONS,    FIELD_ABSENT, 0},
-    {"n_probs",                      API_COMPLETION,     FIELD_U32,    AT(unserved_count), 0, 0, 0},
-    {"presence_penalty",             OPENAI | API_COMPLETION, FIELD_FLOAT, AT(unserved_number), 0, 0, 0},
-    {"frequency_penalty",            OPENAI | API_COMPLETION, FIELD_FLOAT, AT(unserved_number), 0, 0, 0},
-    {"repeat_penalty",               API_CHAT | PROMPTS, FIELD_FLOAT,  AT(unserved_number), 1, 1, 1},
-    {"repetition_penalty",           API_CHAT | PROMPTS, FIELD_FLOAT,  AT(unserved_number), 1, 1, 1},
-    {"logit_bias",                   OPENAI | API_COMPLETION, FIELD_NONE, 0},
-    {"min_tokens",                   OPENAI | API_COMPLETION, FIELD_U32, AT(unserved_count), 0, 0, 0},
+    {"logprobs",                     API_CHAT,           FIELD_BOOL,   AT(logprobs), 0, 1, 0},
+    {"top_logprobs",                 API_CHAT | API_RESPONSES, FIELD_U32, AT(top_logprobs), 0, TOP_LOGPROBS_MAX, 0},
+    {"logprobs",                     API_COMPLETIONS,    FIELD_U32,    AT(n_logprobs), 0, COMPLETIONS_LOGPROBS_MAX, FIELD_NO_LOGPROBS},
+    {"n_probs",                      API_COMPLETION,     FIELD_U32,    AT(top_logprobs), 0, TOP_LOGPROBS_MAX, 0},
+    {"post_sampling_probs",          API_COMPLETION,     FIELD_BOOL,   AT(unserved), 0, 0, 0},
+    {"include",                      API_RESPONSES,      FIELD_ARRAY,  AT(include)},
+    {"presence_penalty",             OPENAI | API_COMPLETION, FIELD_FLOAT, AT(presence_penalty), -2, 2, 0},
+    {"frequency_penalty",            OPENAI | API_COMPLETION, FIELD_FLOAT, AT(frequency_penalty), -2, 2, 0},
+    {"repeat_penalty",               API_CHAT | PROMPTS, FIELD_FLOAT,  AT(repeat_penalty), REPEAT_MIN, REPEAT_MAX, 1},
+    {"repetition_penalty",           API_CHAT | PROMPTS, FIELD_FLOAT,  AT(repetition_penalty), REPEAT_MIN, REPEAT_MAX, 1},
+    {"repeat_last_n",                API_CHAT | PROMPTS, FIELD_U32,    AT(repeat_last_n), -1, FIELD_TOKENS_MAX, REPEAT_LAST_N},
+    {"logit_bias",                   OPENAI | API_COMPLETION, FIELD_BIASES, AT(logit_bias)},
+    {"min_tokens",                   OPENAI | API_COMPLETION, FIELD_U32, AT(min_tokens), 0, FIELD_TOKENS_MAX, 0},
     {"ignore_eos",                   ALL,                FIELD_BOOL, AT(ignore_eos), 0, 1, 0},
-    {"return_progress",              API_CHAT | API_COMPLETION, FIELD_BOOL, AT(unserved), 0, 0, 0},
+    {"return_progress",              API_CHAT | API_COMPLETION, FIELD_BOOL, AT(return_progress), 0, 1, 0},
     {"echo",                         API_COMPLETIONS,    FIELD_BOOL,   AT(echo), 0, 1, 0},
     {"suffix",                       API_COMPLETIONS,    FIELD_NONE,   0},
     {"grammar",                      API_CHAT | API_COMPLETION, FIELD_NONE, 0},

@@ -14,6 +14,7 @@ enum field_type {
     FIELD_FLOAT,
     FIELD_SEED,   /* any integer */
     FIELD_STOPS,  /* a string, or an array of strings */
+    FIELD_BIASES, /* an object or an array (logit_bias.h), kept as JSON */
     FIELD_STRING, /* kept as JSON, as the next three */
     FIELD_LIST,   /* an array with at least one member */
     FIELD_ARRAY,  /* an array */

@@ -110,6 +110,20 @@ static int parse_stops(const struct field *f, const json_t *v, struct fault *fau
     return 0;
 }
 
+/* How many there are; the ids and numbers are logit_bias.c's, which knows the vocabulary. */
+static int parse_biases(const struct field *f, const json_t *v, struct fault *fault,
+                        const json_t **ret)
+{
+    if (!json_is_object(v) && !json_is_array(v))
+        return field_wrong(fault, f->name, "an object or an array", v);
+    size_t n = json_is_object(v) ? json_object_size(v) : json_array_size(v);
+    if (n > FIELD_BIASES_MAX)
+        return fault_set(fault, FAULT_REQUEST, f->name, "'%s' must have at most %d members.",
+                         f->name, FIELD_BIASES_MAX);
+    *ret = v;
+    return 0;
+}
+
 static int parse_list(const struct field *f, const json_t *v, struct fault *fault,
                       const json_t **ret)
 {
@@ -175,6 +189,8 @@ static int parse_field(const struct field *f, const json_t *v, struct fault *fau
         return parse_seed(f, v, fault, ask);
     case FIELD_STOPS:
         return parse_stops(f, v, fault, to);
+    case FIELD_BIASES:
+        return parse_biases(f, v, fault, to);
     case FIELD_LIST:
         return parse_list(f, v, fault, to);
     case FIELD_STRING:
@@ -249,6 +265,9 @@ int ask_parse(enum api_id api, const char *body, size_t bytes, struct fault *fau
         r = fault_set(fault, FAULT_REQUEST, NULL, "The body must be an object, not %s.",
                       json_kind(ask.body));
     if (r == 0) r = parse_fields(api, ask.body, fault, &ask);
+    if (r == 0 && api == API_CHAT && ask.top_logprobs && !ask.logprobs)
+        r = fault_set(fault, FAULT_REQUEST, "top_logprobs",
+                      "'top_logprobs' needs 'logprobs' to be true.");
     if (r < 0) {
         ask_fini(&ask);
         return r;

@@ -13,8 +13,12 @@
 
 enum {
     FIELD_TOKENS_MAX = 1 << 24, /* max_tokens; more than any context */
-    GENERATION_CHOICES_MAX = 8, /* n */
+    FIELD_BIASES_MAX = 1024,    /* logit_bias; what a worker takes (workerd/requests.h) */
+    FIELD_BIAS_MAX = 100,       /* OpenAI's */
+    GENERATION_CHOICES_MAX = 8, /* of all prompts */
 };
+
+#define FIELD_NO_LOGPROBS UINT32_MAX
 
 struct field_stops {
     uint32_t n;
@@ -28,12 +32,22 @@ struct ask {
     const json_t *model, *content; /* strings */
     const json_t *system, *prompt; /* not checked yet */
     const json_t *tools, *tokens;  /* arrays, likewise */
+    const json_t *include;         /* an array, likewise */
+    const json_t *logit_bias;      /* its ids are not checked yet */
     const json_t *kwargs, *thinking, *metadata; /* objects */
     uint32_t max_tokens;                        /* 0: not said */
     uint32_t top_k;                             /* 0: all */
     uint32_t n, best_of;
     float temperature, top_p, min_p;
-    bool stream, include_usage, echo, ignore_eos;
+    float presence_penalty, frequency_penalty;
+    float repeat_penalty, repetition_penalty; /* 1: off; two servers' names of one thing, but the
+                                                 second looks at all tokens */
+    uint32_t repeat_last_n;                   /* tokens that repeat_penalty looks at */
+    uint32_t min_tokens;
+    bool logprobs;
+    uint32_t top_logprobs; /* with logprobs */
+    uint32_t n_logprobs;   /* of completions: both in one, FIELD_NO_LOGPROBS: none */
+    bool stream, include_usage, echo, ignore_eos, return_progress;
     bool no_tools; /* they are not to be shown to the model */
     bool add_special, parse_special, with_pieces;
     bool seeded;
@@ -41,8 +55,6 @@ struct ask {
     struct field_stops stop;
     /* Where what isn't served is parsed to; each has but one value. */
     bool unserved;
-    uint32_t unserved_count;
-    float unserved_number;
 };
 
 /* -EINVAL with *fault when the body is refused; *ret is then untouched. */

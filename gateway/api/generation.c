@@ -13,20 +13,26 @@
 
 static void generation_free(struct generation *g)
 {
-    for (uint32_t i = 0; i < g->ask.n; i++) {
+    for (uint32_t i = 0; i < g->n_choices; i++) {
         text_free(g->choice[i].text);
         bytebuf_fini(&g->choice[i].out);
+        logprobs_fini(&g->choice[i].probs);
+        logprobs_place_fini(&g->choice[i].place);
+    }
+    for (uint32_t i = 0; i < g->n_prompts; i++) {
+        free(g->prompt[i].ids.ids);
+        logprobs_fini(&g->prompt[i].probs);
     }
     if (g->key) g->key->n_running--;
     bytebuf_fini(&g->shown);
-    free(g->prompt.ids);
+    logit_bias_fini(&g->bias);
     ask_fini(&g->ask);
     free(g);
 }
 
 static void leave_all(struct generation *g)
 {
-    for (uint32_t i = 0; i < g->ask.n; i++)
+    for (uint32_t i = 0; i < g->n_choices; i++)
         if (g->choice[i].request) request_leave(TAKE(g->choice[i].request));
 }
 
@@ -110,7 +116,7 @@ static void fail(struct generation *g, const struct fault *fault)
         return;
     }
     int r = 0;
-    for (uint32_t i = 0; r == 0 && i < g->ask.n; i++) {
+    for (uint32_t i = 0; r == 0 && i < g->n_choices; i++) {
         if (!g->choice[i].ending) (void)text_end(g->choice[i].text, &g->choice[i].out);
         r = send_text(&g->choice[i]);
     }
@@ -141,7 +147,7 @@ static void end_choice(struct choice *c, enum ending ending, bool truncated)
         abandon(g);
         return;
     }
-    for (uint32_t i = 0; i < g->ask.n; i++)
+    for (uint32_t i = 0; i < g->n_choices; i++)
         if (!g->choice[i].ending) return;
     complete(g);
 }
@@ -150,10 +156,12 @@ static void end_choice(struct choice *c, enum ending ending, bool truncated)
 
 static void submit(struct choice *c);
 
-/* The other choices begin when the prompt is read, so that they share it. */
-static void submit_others(struct generation *g)
+/* The other choices of a prompt begin when it is read, so that they share it. */
+static void submit_others(const struct choice *first)
 {
-    for (uint32_t i = 1; i < g->ask.n; i++)
+    struct generation *g = first->of;
+    if (first->nth > 0) return;
+    for (uint32_t i = first->index + 1; i < first->index + g->ask.n; i++)
         if (!g->choice[i].request && !g->choice[i].ending) submit(&g->choice[i]);
 }
 
@@ -164,15 +172,47 @@ static void on_gone(void *arg)
     generation_free(g);
 }
 
+/* As llama.cpp's server tells it. */
+static int send_progress(struct generation *g, uint32_t n_read)
+{
+    if (!g->ask.return_progress || !g->ask.stream || !g->shape->progress) return 0;
+    uint64_t ms = (now_us() - g->started_us) / 1000;
+    return g->shape->progress(g, json_pack("{s:I,s:I,s:I,s:I}", "total",
+                                           (json_int_t)g->prompt[0].ids.n, "cache",
+                                           (json_int_t)g->prompt[0].n_cached, "processed",
+                                           (json_int_t)n_read, "time_ms", (json_int_t)ms));
+}
+
+static void on_read(void *arg, uint32_t n_read, uint32_t first, const struct probs *probs)
+{
+    struct choice *c = arg;
+    struct generation *g = c->of;
+    if (probs->n) {
+        const struct tokenizer_ids *ids = &c->prompt->ids;
+        if (first == 1) logprobs_add_first(&c->prompt->probs, ids->ids[0], g->n_top);
+        logprobs_add(&c->prompt->probs, ids->ids + first, probs);
+    }
+    if (c->index == 0 && send_progress(g, n_read) < 0) abandon(g);
+}
+
 static void on_started(void *arg)
 {
     struct choice *c = arg;
     struct generation *g = c->of;
     uint32_t cached = request_cached_tokens(c->request);
     g->gateway->metrics.cached_tokens += cached;
+    if (c->nth > 0) return;
+    c->prompt->n_cached = cached;
     if (c->index > 0) return;
-    g->n_cached = cached;
-    if (begin_stream(g) < 0) abandon(g);
+    g->started_us = now_us();
+    /* The prompt's text comes with its probabilities, which are still to be computed. */
+    if (g->prompt_probs) {
+        open_stream(g);
+        return;
+    }
+    int r = begin_stream(g);
+    if (r == 0) r = send_progress(g, cached);
+    if (r < 0) abandon(g);
 }
 
 static void on_late(void *arg)
@@ -206,12 +246,13 @@ static bool add_tokens(struct choice *c, const uint32_t *ids, size_t n)
     return false;
 }
 
-static void on_tokens(void *arg, const uint32_t *ids, size_t n)
+static void on_tokens(void *arg, const uint32_t *ids, size_t n, const struct probs *probs)
 {
     struct choice *c = arg;
     struct generation *g = c->of;
     count_tokens(c, n);
-    if (c->index == 0) submit_others(g);
+    submit_others(c);
+    if (probs) logprobs_add(&c->probs, ids, probs);
     if (add_tokens(c, ids, n)) {
         request_stop(TAKE(c->request), text_tokens_before_stop(c->text));
         end_choice(c, ENDED_BY_STRING, false);
@@ -230,12 +271,12 @@ static void on_finished(void *arg, const struct request_end *end)
     if (end->fault != FAULT_NONE) {
         struct fault fault;
         (void)fault_set(&fault, end->fault, NULL, "%s", end->text);
-        fault.n_prompt_tokens = (uint32_t)g->prompt.n;
+        fault.n_prompt_tokens = (uint32_t)c->prompt->ids.n;
         fault.n_ctx = gateway_context(g->gateway);
         fail(g, &fault);
         return;
     }
-    if (c->index == 0) submit_others(g);
+    submit_others(c);
     if (text_end(c->text, &c->out))
         end_choice(c, ENDED_BY_STRING, false);
     else if (end->reason == CISTERN__REASON__STOP)
@@ -259,9 +300,10 @@ void random_id(const char *prefix, char ret[64])
                    (unsigned long long)random_u64() >> 32);
 }
 
-static uint32_t answer_tokens(const struct generation *g)
+static uint32_t answer_tokens(const struct choice *c)
 {
-    uint32_t room = gateway_context(g->gateway) - (uint32_t)g->prompt.n;
+    const struct generation *g = c->of;
+    uint32_t room = gateway_context(g->gateway) - (uint32_t)c->prompt->ids.n;
     uint32_t preset = g->gateway->config->gateway.default_tokens;
     uint32_t want = g->ask.max_tokens ? g->ask.max_tokens : preset;
     return want ? min_u32(want, room) : room;
@@ -273,26 +315,43 @@ static void submit(struct choice *c)
     size_t n_stop;
     const uint32_t *stop = tokenizer_eog(g->gateway->model.tokenizer, &n_stop);
     struct request_ask ask = {
-        .prompt = g->prompt.ids,
-        .n_prompt = (uint32_t)g->prompt.n,
-        .max_tokens = answer_tokens(g),
+        .prompt = c->prompt->ids.ids,
+        .n_prompt = (uint32_t)c->prompt->ids.n,
+        .max_tokens = answer_tokens(c),
         .top_k = g->ask.top_k,
         .temperature = g->ask.temperature,
         .top_p = g->ask.top_p,
         .min_p = g->ask.min_p,
-        .seed = g->ask.seed + c->index,
+        .seed = g->ask.seed + c->nth, /* a prompt's choices do not depend on the other prompts */
         .stop_tokens = stop,
         .n_stop_tokens = g->ask.ignore_eos ? 0 : (uint32_t)n_stop,
         .salt = g->key ? g->key->salt : 0,
+        .min_tokens = g->ask.min_tokens,
+        .bias_ids = g->bias.ids,
+        .biases = g->bias.biases,
+        .n_biases = g->bias.n,
+        .repeat = g->ask.repeat_penalty,
+        .repeat_last = g->ask.repeat_last_n,
+        .presence = g->ask.presence_penalty,
+        .frequency = g->ask.frequency_penalty,
+        .probs = g->probs,
+        .prompt_probs = g->prompt_probs && c->nth == 0,
+        .n_top = g->n_top,
+        .progress = g->ask.return_progress && g->ask.stream && c->index == 0,
     };
+    if (g->ask.repetition_penalty != 0 && g->ask.repetition_penalty != 1) {
+        ask.repeat = g->ask.repetition_penalty;
+        ask.repeat_last = UINT32_MAX;
+    }
     struct request_events events = {
         .started = on_started,
         .late = on_late,
+        .read = on_read,
         .tokens = on_tokens,
         .finished = on_finished,
         .arg = c,
     };
-    g->gateway->metrics.prompt_tokens += g->prompt.n;
+    g->gateway->metrics.prompt_tokens += c->prompt->ids.n;
     c->request = request_new(g->gateway->requests, &ask, &events);
 }
 
@@ -313,9 +372,54 @@ int generation_model(const struct gateway *g, const struct ask *ask, struct faul
                      name, g->model.name);
 }
 
-/* Takes ask and prompt. */
+/* Whether a response is to show probabilities. */
+static bool includes_probs(const struct ask *ask)
+{
+    for (size_t i = 0; i < json_array_size(ask->include); i++) {
+        const char *what = json_string_value(json_array_get(ask->include, i));
+        if (what && strcmp(what, "message.output_text.logprobs") == 0) return true;
+    }
+    return false;
+}
+
+/* Each API has its own way to ask for probabilities. */
+static void set_probs(struct generation *g)
+{
+    const struct ask *ask = &g->ask;
+    enum api_id api = g->shape->api;
+    g->n_top = ask->top_logprobs;
+    g->probs = ask->logprobs || includes_probs(ask);
+    if (api == API_COMPLETION) g->probs = ask->top_logprobs > 0;
+    if (api == API_COMPLETIONS && ask->n_logprobs != FIELD_NO_LOGPROBS) {
+        g->probs = true;
+        g->n_top = ask->n_logprobs;
+        g->prompt_probs = ask->echo;
+    }
+}
+
+static void set_choices(struct generation *g)
+{
+    g->n_choices = g->n_prompts * g->ask.n;
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        struct choice *c = &g->choice[i];
+        c->of = g;
+        c->index = i;
+        c->nth = i % g->ask.n;
+        c->prompt = &g->prompt[i / g->ask.n];
+        if (text_new(g->ask.stop.at, g->ask.stop.n, &c->text) < 0)
+            abort(); /* fields.c bounded them */
+    }
+}
+
+/* Takes what is asked. */
+struct asked {
+    struct ask ask;
+    struct prompt_list prompts;
+    struct logit_bias bias;
+};
+
 static void start(struct gateway *gateway, struct exchange *x, const struct shape *shape,
-                  struct ask *ask, struct tokenizer_ids *prompt)
+                  struct asked *asked)
 {
     struct generation *g = xnew(struct generation);
     g->gateway = gateway;
@@ -323,48 +427,101 @@ static void start(struct gateway *gateway, struct exchange *x, const struct shap
     g->shape = shape;
     g->key = keys_of(gateway->keys, x);
     if (g->key) g->key->n_running++;
-    g->ask = *ask;
-    g->prompt = *prompt;
-    *ask = (struct ask){0};
-    *prompt = (struct tokenizer_ids){0};
+    g->ask = asked->ask;
+    g->bias = asked->bias;
+    g->n_prompts = asked->prompts.n;
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        g->prompt[i].ids = asked->prompts.at[i];
+    *asked = (struct asked){0};
     g->created = time(NULL);
     if (!g->ask.seeded) g->ask.seed = random_u64();
-    if (g->ask.n == 0) g->ask.n = 1; /* of APIs that have no such field */
     random_id(shape->id_prefix, g->id);
-    for (uint32_t i = 0; i < g->ask.n; i++) {
-        g->choice[i].of = g;
-        g->choice[i].index = i;
-        if (text_new(g->ask.stop.at, g->ask.stop.n, &g->choice[i].text) < 0)
-            abort(); /* fields.c bounded them */
-    }
+    set_probs(g);
+    set_choices(g);
     exchange_wait(x, on_gone, g);
-    submit(&g->choice[0]);
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        submit(&g->choice[i * g->ask.n]);
+}
+
+static int read_prompts(const struct gateway *g, const struct shape *shape, struct asked *a,
+                        struct fault *fault)
+{
+    uint32_t n_ctx = gateway_context(g);
+    int r = logit_bias_from(g->model.tokenizer, a->ask.logit_bias, fault, &a->bias);
+    if (a->ask.n == 0) a->ask.n = 1; /* of APIs that have no such field */
+    if (r < 0) return r;
+    if (shape->prompts) {
+        r = shape->prompts(g, &a->ask, n_ctx, fault, &a->prompts);
+    } else {
+        r = shape->prompt(g, &a->ask, n_ctx, fault, &a->prompts.at[0]);
+        a->prompts.n = r == 0;
+    }
+    if (r < 0 || a->prompts.n * a->ask.n <= GENERATION_CHOICES_MAX) return r;
+    return fault_set(fault, FAULT_REQUEST, "n",
+                     "%u prompts with %u choices each are asked for; %d choices are the most.",
+                     a->prompts.n, a->ask.n, GENERATION_CHOICES_MAX);
+}
+
+static void asked_fini(struct asked *a)
+{
+    ask_fini(&a->ask);
+    logit_bias_fini(&a->bias);
+    for (uint32_t i = 0; i < a->prompts.n; i++)
+        free(a->prompts.at[i].ids);
 }
 
 void generation_serve(struct gateway *g, struct exchange *x, const struct shape *shape)
 {
     struct fault fault;
-    struct ask ask = {0};
-    struct tokenizer_ids prompt = {0};
+    CLEANUP(asked_fini) struct asked asked = {0};
     size_t bytes;
     const char *body = exchange_body(x, &bytes);
     int r = admits(g, x, &fault);
-    if (r == 0) r = ask_parse(shape->api, body, bytes, &fault, &ask);
-    if (r == 0) r = generation_model(g, &ask, &fault);
-    if (r == 0) r = shape->prompt(g, &ask, gateway_context(g), &fault, &prompt);
+    if (r == 0) r = ask_parse(shape->api, body, bytes, &fault, &asked.ask);
+    if (r == 0) r = generation_model(g, &asked.ask, &fault);
+    if (r == 0) r = read_prompts(g, shape, &asked, &fault);
     if (r < 0)
         reply_fault(x, &fault);
     else
-        start(g, x, shape, &ask, &prompt);
-    ask_fini(&ask);
+        start(g, x, shape, &asked);
 }
 
 uint32_t generation_tokens(const struct generation *g)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < g->ask.n; i++)
+    for (uint32_t i = 0; i < g->n_choices; i++)
         n += g->choice[i].n_generated;
     return n;
+}
+
+uint32_t generation_prompt_tokens(const struct generation *g)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        n += (uint32_t)g->prompt[i].ids.n;
+    return n;
+}
+
+uint32_t generation_cached_tokens(const struct generation *g)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        n += g->prompt[i].n_cached;
+    return n;
+}
+
+/* After a stop string only the tokens before it are the answer's. */
+struct logprobs_part choice_probs(struct choice *c)
+{
+    struct generation *g = c->of;
+    uint32_t from = c->n_probs_sent, to;
+    if (c->ending == ENDED_BY_STRING)
+        to = text_tokens_before_stop(c->text);
+    else
+        to = text_tokens_shown(c->text, from);
+    to = max_u32(from, min_u32(to, c->probs.n));
+    c->n_probs_sent = to;
+    return (struct logprobs_part){&c->probs, g->gateway->model.tokenizer, from, to, false};
 }
 
 json_t *choice_text(const struct choice *c)

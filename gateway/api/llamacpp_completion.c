@@ -22,15 +22,25 @@ static const char *stop_type(const struct choice *c)
     return "none";
 }
 
-/* Takes content. */
-static json_t *last_json(const struct generation *g, json_t *content)
+static void set_probs(struct choice *c, json_t *event)
 {
-    const struct choice *c = &g->choice[0];
-    return json_pack("{s:i,s:o,s:b,s:s,s:s,s:s,s:I,s:I,s:I,s:b}", "index", 0, "content", content,
-                     "stop", 1, "model", g->gateway->model.name, "stop_type", stop_type(c),
-                     "stopping_word", c->stop_string ? c->stop_string : "", "tokens_predicted",
-                     (json_int_t)c->n_generated, "tokens_evaluated", (json_int_t)g->prompt.n,
-                     "tokens_cached", (json_int_t)g->n_cached, "truncated", (int)c->truncated);
+    struct logprobs_part p = choice_probs(c);
+    if (!c->of->probs || (c->of->ask.stream && p.from == p.to)) return;
+    (void)json_object_set_new(event, "completion_probabilities", logprobs_list(&p, true));
+}
+
+/* Takes content. */
+static json_t *last_json(struct generation *g, json_t *content)
+{
+    struct choice *c = &g->choice[0];
+    json_t *last = json_pack(
+        "{s:i,s:o,s:b,s:s,s:s,s:s,s:I,s:I,s:I,s:b}", "index", 0, "content", content, "stop", 1,
+        "model", g->gateway->model.name, "stop_type", stop_type(c), "stopping_word",
+        c->stop_string ? c->stop_string : "", "tokens_predicted", (json_int_t)c->n_generated,
+        "tokens_evaluated", (json_int_t)generation_prompt_tokens(g), "tokens_cached",
+        (json_int_t)generation_cached_tokens(g), "truncated", (int)c->truncated);
+    set_probs(c, last);
+    return last;
 }
 
 static int begin(struct generation *g)
@@ -41,8 +51,16 @@ static int begin(struct generation *g)
 
 static int send_text(struct choice *c, json_t *text)
 {
-    return generation_send(c->of, NULL,
-                           json_pack("{s:i,s:o,s:b}", "index", 0, "content", text, "stop", 0));
+    json_t *event = json_pack("{s:i,s:o,s:b}", "index", 0, "content", text, "stop", 0);
+    set_probs(c, event);
+    return generation_send(c->of, NULL, event);
+}
+
+static int progress(struct generation *g, json_t *progress)
+{
+    return generation_send(g, NULL,
+                           json_pack("{s:i,s:s,s:b,s:o}", "index", 0, "content", "", "stop", 0,
+                                     "prompt_progress", progress));
 }
 
 static int end(struct generation *g)
@@ -63,6 +81,7 @@ static const struct shape shape = {
     .prompt = raw_ask_prompt,
     .begin = begin,
     .text = send_text,
+    .progress = progress,
     .end = end,
     .fail = fail,
     .whole = whole,

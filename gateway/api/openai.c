@@ -14,11 +14,10 @@
 
 json_t *openai_usage(const struct generation *g)
 {
-    uint32_t n = generation_tokens(g);
-    return json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", (json_int_t)g->prompt.n,
-                     "completion_tokens", (json_int_t)n, "total_tokens",
-                     (json_int_t)(g->prompt.n + n), "prompt_tokens_details", "cached_tokens",
-                     (json_int_t)g->n_cached);
+    json_int_t in = generation_prompt_tokens(g), out = generation_tokens(g);
+    return json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", in, "completion_tokens", out,
+                     "total_tokens", in + out, "prompt_tokens_details", "cached_tokens",
+                     (json_int_t)generation_cached_tokens(g));
 }
 
 json_t *openai_envelope(const struct generation *g, const char *object, json_t *choices)
@@ -33,12 +32,19 @@ const char *openai_reason(const struct choice *c)
     return c->ending == ENDED_BY_LENGTH ? "length" : "stop";
 }
 
-/* part: "message" or "delta". */
-static json_t *choice_json(const struct choice *c, const char *part, json_t *content,
-                           const char *reason)
+/* null: not asked for, or of no token whose text is in this part. */
+static json_t *probs_json(struct choice *c)
 {
-    json_t *choice =
-        json_pack("{s:i,s:o,s:s?}", "index", (int)c->index, part, content, "finish_reason", reason);
+    struct logprobs_part p = choice_probs(c);
+    if (!c->of->probs || (c->of->ask.stream && p.from == p.to)) return json_null();
+    return json_pack("{s:o,s:n}", "content", logprobs_list(&p, false), "refusal");
+}
+
+/* part: "message" or "delta". */
+static json_t *choice_json(struct choice *c, const char *part, json_t *content, const char *reason)
+{
+    json_t *choice = json_pack("{s:i,s:o,s:o,s:s?}", "index", (int)c->index, part, content,
+                               "logprobs", probs_json(c), "finish_reason", reason);
     if (reason && c->truncated) (void)json_object_set_new(choice, "truncated", json_true());
     return choice;
 }
@@ -52,7 +58,7 @@ int openai_send_usage(struct generation *g, json_t *chunk, json_t *usage)
     return generation_send(g, NULL, chunk);
 }
 
-static int send_delta(const struct choice *c, json_t *delta, const char *reason)
+static int send_delta(struct choice *c, json_t *delta, const char *reason)
 {
     json_t *choices = json_pack("[o]", choice_json(c, "delta", delta, reason));
     return openai_send_usage(c->of, openai_envelope(c->of, "chat.completion.chunk", choices), NULL);
@@ -63,7 +69,7 @@ static int send_delta(const struct choice *c, json_t *delta, const char *reason)
 static int chat_begin(struct generation *g)
 {
     int r = 0;
-    for (uint32_t i = 0; r == 0 && i < g->ask.n; i++)
+    for (uint32_t i = 0; r == 0 && i < g->n_choices; i++)
         r = send_delta(&g->choice[i], json_pack("{s:s,s:s}", "role", "assistant", "content", ""),
                        NULL);
     return r;
@@ -72,6 +78,15 @@ static int chat_begin(struct generation *g)
 static int chat_text_piece(struct choice *c, json_t *text)
 {
     return send_delta(c, json_pack("{s:o}", "content", text), NULL);
+}
+
+/* Beside an empty delta, where llama.cpp's clients look for it. */
+static int chat_progress(struct generation *g, json_t *progress)
+{
+    json_t *choices = json_pack("[o]", choice_json(&g->choice[0], "delta", json_object(), NULL));
+    json_t *chunk = openai_envelope(g, "chat.completion.chunk", choices);
+    (void)json_object_set_new(chunk, "prompt_progress", progress);
+    return openai_send_usage(g, chunk, NULL);
 }
 
 static int chat_choice_end(struct choice *c)
@@ -102,8 +117,8 @@ int openai_fail(struct generation *g, const struct fault *fault)
 static json_t *chat_whole(struct generation *g)
 {
     json_t *choices = json_array();
-    for (uint32_t i = 0; i < g->ask.n; i++) {
-        const struct choice *c = &g->choice[i];
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        struct choice *c = &g->choice[i];
         json_t *message = json_pack("{s:s,s:o}", "role", "assistant", "content", choice_text(c));
         (void)json_array_append_new(choices, choice_json(c, "message", message, openai_reason(c)));
     }
@@ -141,6 +156,7 @@ static const struct shape chat_shape = {
     .prompt = read_prompt,
     .begin = chat_begin,
     .text = chat_text_piece,
+    .progress = chat_progress,
     .choice_end = chat_choice_end,
     .end = chat_end,
     .fail = openai_fail,

@@ -58,6 +58,23 @@ static json_t *stops_json(void)
                      "maxLength", TEXT_STOP_BYTES_MAX);
 }
 
+/* OpenAI's object, and llama.cpp's array of pairs. */
+static json_t *biases_json(void)
+{
+    json_t *by_id = json_pack("{s:[s,s],s:i,s:{s:s},s:{s:s,s:i,s:i}}", "type", "object", "null",
+                              "maxProperties", FIELD_BIASES_MAX, "propertyNames", "pattern",
+                              "^(0|[1-9][0-9]*)$", "additionalProperties", "type", "number",
+                              "minimum", -FIELD_BIAS_MAX, "maximum", FIELD_BIAS_MAX);
+    json_t *token = json_pack("{s:[{s:s,s:i},{s:s}]}", "anyOf", "type", "integer", "minimum", 0,
+                              "type", "string");
+    json_t *bias = json_pack("{s:[{s:s,s:i,s:i},{s:[b]}]}", "anyOf", "type", "number", "minimum",
+                             -FIELD_BIAS_MAX, "maximum", FIELD_BIAS_MAX, "enum", 0);
+    json_t *pairs = json_pack("{s:s,s:i,s:{s:s,s:[o,o],s:i,s:i}}", "type", "array", "maxItems",
+                              FIELD_BIASES_MAX, "items", "type", "array", "prefixItems", token,
+                              bias, "minItems", 2, "maxItems", 2);
+    return json_pack("{s:[o,o]}", "anyOf", by_id, pairs);
+}
+
 static json_t *schema_of(const struct field *f)
 {
     switch (f->type) {
@@ -72,6 +89,8 @@ static json_t *schema_of(const struct field *f)
         return typed(f, "integer");
     case FIELD_STOPS:
         return stops_json();
+    case FIELD_BIASES:
+        return biases_json();
     case FIELD_STRING:
         return typed(f, "string");
     case FIELD_LIST:

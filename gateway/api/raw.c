@@ -40,16 +40,15 @@ static int prompt_ids(const struct tokenizer *t, const json_t *ids, uint32_t n_c
     return ids_from(t, "prompt", ids, fault, ret);
 }
 
-int raw_prompt_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_ctx,
-                    struct fault *fault, struct tokenizer_ids *ret)
+static bool is_list(const json_t *prompt)
 {
-    const json_t *first = json_array_get(prompt, 0);
-    if (json_is_array(prompt) && !json_is_integer(first)) {
-        if (json_array_size(prompt) != 1)
-            return fault_set(fault, FAULT_FIELD, "prompt",
-                             "'prompt' must be one prompt: a string or an array of ids.");
-        prompt = first;
-    }
+    return json_is_array(prompt) && json_array_size(prompt) > 0 &&
+           !json_is_integer(json_array_get(prompt, 0));
+}
+
+static int one_prompt(const struct tokenizer *t, const json_t *prompt, uint32_t n_ctx,
+                      struct fault *fault, struct tokenizer_ids *ret)
+{
     if (json_is_string(prompt))
         return raw_prompt(t, json_string_value(prompt), json_string_length(prompt), n_ctx, fault,
                           ret);
@@ -59,8 +58,36 @@ int raw_prompt_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_
                      "'prompt' must be a string or an array of ids, and not empty.");
 }
 
+int raw_prompt_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_ctx,
+                    struct fault *fault, struct tokenizer_ids *ret)
+{
+    if (is_list(prompt)) {
+        if (json_array_size(prompt) != 1)
+            return fault_set(fault, FAULT_FIELD, "prompt",
+                             "'prompt' must be one prompt: a string or an array of ids.");
+        prompt = json_array_get(prompt, 0);
+    }
+    return one_prompt(t, prompt, n_ctx, fault, ret);
+}
+
 int raw_ask_prompt(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
                    struct fault *fault, struct tokenizer_ids *ret)
 {
     return raw_prompt_from(g->model.tokenizer, ask->prompt, n_ctx, fault, ret);
+}
+
+int raw_ask_prompts(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
+                    struct fault *fault, struct prompt_list *ret)
+{
+    bool list = is_list(ask->prompt);
+    size_t n = list ? json_array_size(ask->prompt) : 1;
+    if (n > ARRAY_LEN(ret->at))
+        return fault_set(fault, FAULT_REQUEST, "prompt", "'prompt' must be at most %zu prompts.",
+                         ARRAY_LEN(ret->at));
+    for (ret->n = 0; ret->n < n; ret->n++) {
+        const json_t *one = list ? json_array_get(ask->prompt, ret->n) : ask->prompt;
+        int r = one_prompt(g->model.tokenizer, one, n_ctx, fault, &ret->at[ret->n]);
+        if (r < 0) return r;
+    }
+    return 0;
 }

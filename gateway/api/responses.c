@@ -14,11 +14,12 @@
 
 static json_t *usage_json(const struct generation *g)
 {
-    json_int_t in = (json_int_t)g->prompt.n, out = generation_tokens(g);
+    json_int_t in = (json_int_t)generation_prompt_tokens(g), out = generation_tokens(g);
     return json_pack("{s:I,s:{s:I,s:i},s:I,s:{s:i},s:I}", "input_tokens", in,
-                     "input_tokens_details", "cached_tokens", (json_int_t)g->n_cached,
-                     "cache_write_tokens", 0, "output_tokens", out, "output_tokens_details",
-                     "reasoning_tokens", 0, "total_tokens", in + out);
+                     "input_tokens_details", "cached_tokens",
+                     (json_int_t)generation_cached_tokens(g), "cache_write_tokens", 0,
+                     "output_tokens", out, "output_tokens_details", "reasoning_tokens", 0,
+                     "total_tokens", in + out);
 }
 
 static json_t *written(const struct generation *g)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Completions of raw prompts, and several choices of one prompt, through the real openai package."""
+import math
+
 import openai
 import pytest
 from test_equal import words
@@ -56,7 +58,12 @@ def test_echo(client):
     "change, param",
     [
         ({"suffix": "x"}, "suffix"),
-        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": ["a"] * 9}, "prompt"),
+        ({"prompt": ["a", [1]] * 4, "n": 2}, "n"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [10**9]}, "prompt"),
@@ -70,6 +77,42 @@ def test_refusals(client, change, param):
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**{**FIELDS, **change})
     assert caught.value.param == param
+
+
+def test_logprobs(client):
+    """As the package types them; of the alternatives the most likely is the greedy token."""
+    whole = client.completions.create(**FIELDS, logprobs=2).choices[0]
+    probs = whole.logprobs
+    assert len(probs.tokens) == len(probs.token_logprobs) == len(probs.top_logprobs)
+    for token, logprob, top in zip(probs.tokens, probs.token_logprobs, probs.top_logprobs):
+        assert top[token] == logprob == max(top.values()) and logprob <= 0
+        assert sum(math.exp(v) for v in top.values()) <= 1 + 1e-6
+    chunks = list(client.completions.create(**FIELDS, logprobs=2, stream=True))
+    parts = [k.choices[0].logprobs for k in chunks]
+    assert [t for p in parts if p for t in p.tokens] == probs.tokens
+    assert [o for p in parts if p for o in p.text_offset] == probs.text_offset
+    assert client.completions.create(**FIELDS).choices[0].logprobs is None
+
+
+def test_logit_bias(c, client):
+    """-100 bans a token, 100 forces it."""
+    body = {"prompt": FIELDS["prompt"], "n_predict": 1, "temperature": 0, "n_probs": 1}
+    first = c.post("/completion", body)[1]["completion_probabilities"][0]
+    whole = client.completions.create(**FIELDS, logprobs=0).choices[0]
+    token = whole.logprobs.tokens[0]
+    banned = client.completions.create(**FIELDS, logprobs=0, logit_bias={first["id"]: -100})
+    assert token not in banned.choices[0].logprobs.tokens
+    forced = client.completions.create(**FIELDS, logprobs=0, logit_bias={first["id"]: 100})
+    assert set(forced.choices[0].logprobs.tokens) == {token}
+
+
+def test_several_prompts(client):
+    prompts = ["hello", "good morning"]
+    answer = client.completions.create(**{**FIELDS, "prompt": prompts, "n": 2})
+    assert [k.index for k in answer.choices] == [0, 1, 2, 3]
+    for i, prompt in enumerate(prompts):
+        one = client.completions.create(**{**FIELDS, "prompt": prompt})
+        assert {k.text for k in answer.choices[2 * i : 2 * i + 2]} == {text_of(one)}
 
 
 def test_several_choices(client):

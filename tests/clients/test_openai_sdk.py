@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Chats through the real openai package: what it parses, types, raises and retries is its own code."""
+import math
 import threading
 
 import openai
@@ -91,6 +92,32 @@ def test_stop(client):
     pieces = client.chat.completions.create(**fields, stop=stop, stream=True)
     text = "".join(k.choices[0].delta.content or "" for k in pieces if k.choices)
     assert text == cut.message.content
+
+
+def test_logprobs(client):
+    """Alternatives in order, at most the whole probability; of a greedy answer the first is it."""
+    fields = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "temperature": 0}
+    fields.update(logprobs=True, top_logprobs=20)
+    choice = client.chat.completions.create(**fields).choices[0]
+    tokens = choice.logprobs.content
+    said = b"".join(bytes(t.bytes) for t in tokens).decode(errors="replace")
+    assert said == choice.message.content
+    for t in tokens:
+        values = [k.logprob for k in t.top_logprobs]
+        assert len(values) == 20 and values == sorted(values, reverse=True)
+        assert t.logprob == values[0] and t.token == t.top_logprobs[0].token
+        assert 0 < sum(math.exp(v) for v in values) <= 1 + 1e-6
+    chunks = list(client.chat.completions.create(**fields, stream=True))
+    parts = [k.choices[0].logprobs for k in chunks]
+    assert [t.model_dump() for p in parts if p for t in p.content] == [
+        t.model_dump() for t in tokens
+    ]
+    del fields["top_logprobs"]
+    plain = client.chat.completions.create(**{**fields, "logprobs": False})
+    assert plain.choices[0].logprobs is None
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{**fields, "logprobs": False}, top_logprobs=2)
+    assert caught.value.param == "top_logprobs"
 
 
 def test_models(client):

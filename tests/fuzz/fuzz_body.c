@@ -83,7 +83,7 @@ static void check_fault(const struct fault *f)
 static void check_ask(const struct ask *a)
 {
     assert(a->max_tokens <= FIELD_TOKENS_MAX || a->max_tokens == UINT32_MAX);
-    assert(a->n <= GENERATION_CHOICES_MAX && !a->unserved && !a->unserved_count);
+    assert(a->n <= GENERATION_CHOICES_MAX && !a->unserved && a->top_logprobs <= 20);
     assert(a->temperature >= 0 && a->temperature <= 2 && a->top_p >= 0 && a->top_p <= 1);
     assert(a->min_p >= 0 && a->min_p <= 1);
     struct text *text = NULL;

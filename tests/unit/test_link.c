@@ -45,8 +45,10 @@ static struct link_header sound_header(void)
         .lanes_off = sizeof(struct link_window),
     };
     h.tokens_off = h.lanes_off + LANES * sizeof(struct link_lane);
-    h.results_off = h.tokens_off + ROWS * sizeof(uint32_t);
-    h.activations_off = h.results_off + 64;
+    h.biases_off = h.tokens_off + ROWS * sizeof(uint32_t);
+    h.results_off = h.biases_off + LANES * LINK_BIASES_MAX * sizeof(struct link_bias);
+    h.probs_off = h.results_off + 64;
+    h.activations_off = h.probs_off + ROWS * sizeof(struct link_probs);
     h.activations_bytes = ROWS * EMBD * sizeof(float);
     h.slot_bytes = (h.activations_off + (STAGES - 1) * h.activations_bytes + 63) / 64 * 64;
     h.bytes = h.slots_off + SLOTS * h.slot_bytes;
@@ -132,7 +134,10 @@ START_TEST(places_do_not_overlap)
         ck_assert(slot >= (char *)(link_bell(l, STAGES) + 1));
         ck_assert_ptr_eq(link_lanes(l, n), slot + sizeof(struct link_window));
         ck_assert_ptr_eq(link_tokens(l, n), (char *)(link_lanes(l, n) + LANES));
-        ck_assert_ptr_eq(link_results(l, n), link_tokens(l, n) + ROWS);
+        ck_assert_ptr_eq(link_biases(l, n), link_tokens(l, n) + ROWS);
+        ck_assert_ptr_eq(link_results(l, n), link_biases(l, n) + LANES * LINK_BIASES_MAX);
+        ck_assert_ptr_eq(link_probs(l, n), (char *)link_results(l, n) + 64);
+        ck_assert_ptr_eq(link_activations(l, n, 0), link_probs(l, n) + ROWS);
         ck_assert_ptr_eq(link_activations(l, n, 1), link_activations(l, n, 0) + ROWS * EMBD);
         ck_assert((char *)(link_activations(l, n, 1) + ROWS * EMBD) <= end);
     }
@@ -152,7 +157,7 @@ static const struct {
 } wrong_links[] = {
 #define FIELD(f) offsetof(struct link_header, f)
     {FIELD(magic),             U64, 1,                 "version"    },
-    {FIELD(version),           U32, 2,                 "version"    },
+    {FIELD(version),           U32, 1,                 "version"    },
     {FIELD(pipeline),          U32, 0,                 "another"    },
     {FIELD(life),              U32, LIFE - 1,          "another"    },
     {FIELD(pool_id),           U64, 78,                "another"    },
@@ -177,7 +182,9 @@ static const struct {
     {FIELD(lanes_off),         U64, UINT64_MAX - 63,   "lanes"      },
     {FIELD(tokens_off),        U64, UINT64_MAX - 3,    "tokens"     },
     {FIELD(tokens_off),        U64, 3,                 "tokens"     },
+    {FIELD(biases_off),        U64, UINT64_MAX - 3,    "biases"     },
     {FIELD(results_off),       U64, UINT64_C(1) << 32, "results"    },
+    {FIELD(probs_off),         U64, UINT64_C(1) << 32, "probab"     },
     {FIELD(activations_off),   U64, UINT64_MAX - 3,    "activations"},
     {FIELD(activations_bytes), U64, 4,                 "activations"},
     {FIELD(activations_bytes), U64, UINT64_C(1) << 63, "activations"},
@@ -215,37 +222,51 @@ END_TEST
 static const struct link_limits limits = {
     .n_rows = 10, .context_tokens = 100, .n_vocab = 1000, .n_chunks = 9, .chunk_cells = 16};
 
-/* Window 9: lane 0 decodes at position 50, lane 1 reads 20 tokens up to the context's end. */
+/* Window 9: lane 0 decodes at position 50 with two biases, lane 1 reads 20 tokens up to the
+ * context's end with one. */
 static void sound_window(struct link *l)
 {
-    *link_slot(l, 9) =
-        (struct link_window){.number = pool_window(LIFE, 9), .n_rows = 21, .n_lanes = 2};
-    link_lanes(l, 9)[0] =
-        (struct link_lane){.row = 9, .lease = 3, .pos = 50, .n_rows = 1, .want = 1, .top_p = 1};
-    link_lanes(l, 9)[1] =
-        (struct link_lane){.row = 0, .lease = 4, .pos = 80, .n_rows = 20, .want = 2, .top_p = 1};
+    *link_slot(l, 9) = (struct link_window){
+        .number = pool_window(LIFE, 9), .n_rows = 21, .n_lanes = 2, .n_biases = 3};
+    link_lanes(l, 9)[0] = (struct link_lane){
+        .row = 9, .lease = 3, .pos = 50, .n_rows = 1, .want = 1, .top_p = 1, .n_biases = 2};
+    link_lanes(l, 9)[1] = (struct link_lane){.row = 0,
+                                             .lease = 4,
+                                             .pos = 80,
+                                             .n_rows = 20,
+                                             .want = 2,
+                                             .top_p = 1,
+                                             .n_biases = 1,
+                                             .probs = LINK_PROBS_ALL,
+                                             .n_top = LINK_TOP_MAX,
+                                             .next = 999};
     for (uint32_t i = 0; i < 21; i++)
         link_tokens(l, 9)[i] = 999 - i;
+    for (uint32_t i = 0; i < 3; i++)
+        link_biases(l, 9)[i] = (struct link_bias){900 + i, i == 1 ? -INFINITY : (float)i};
 }
 
 static int read_9(const struct link *l, struct why *why)
 {
-    struct link_window w;
     struct link_lane lanes[LANES];
     uint32_t tokens[ROWS];
-    int r = link_read(l, 9, &limits, &w, lanes, tokens, why);
+    static struct link_bias biases[LANES * LINK_BIASES_MAX];
+    struct link_copy c = {.lanes = lanes, .tokens = tokens, .biases = biases};
+    int r = link_read(l, 9, &limits, &c, why);
     if (r < 0) return r;
-    ck_assert_uint_eq(w.n_rows, 21);
+    ck_assert_uint_eq(c.window.n_rows, 21);
     ck_assert_uint_eq(lanes[0].lease, 3);
     ck_assert_uint_eq(lanes[1].pos, 80);
     ck_assert_uint_eq(tokens[20], 979);
+    ck_assert_uint_eq(biases[2].id, 902);
     return 0;
 }
 
-enum part { WINDOW, LANE_0, LANE_1, TOKEN_20 };
+enum part { WINDOW, LANE_0, LANE_1, TOKEN_20, BIAS_2 };
 /* Without a comma, which clang-format 14 takes for the next column of the table. */
 #define IN_WINDOW(field) offsetof(struct link_window, field)
 #define IN_LANE(field) offsetof(struct link_lane, field)
+#define IN_BIAS(field) offsetof(struct link_bias, field)
 
 static const struct {
     enum part part;
@@ -270,6 +291,19 @@ static const struct {
     {LANE_1,   IN_LANE(want),        3,                    "logits"         },
     {LANE_1,   IN_LANE(temperature), 0x7fc00000 /* NaN */, "sampling"       },
     {LANE_1,   IN_LANE(top_p),       0xbf800000 /* -1 */,  "sampling"       },
+    {LANE_0,   IN_LANE(repeat),      0x7fc00000 /* NaN */, "penalty"        },
+    {LANE_0,   IN_LANE(presence),    0x7f800000 /* inf */, "penalty"        },
+    {LANE_0,   IN_LANE(frequency),   0xff800000,           "penalty"        },
+    {LANE_0,   IN_LANE(n_biases),    4,                    "biases"         },
+    {LANE_0,   IN_LANE(n_biases),    1,                    "belong to no"   },
+    {LANE_0,   IN_LANE(n_biases),    LINK_BIASES_MAX + 1,  "most"           },
+    {WINDOW,   IN_WINDOW(n_biases),  UINT32_MAX,           "most"           },
+    {LANE_0,   IN_LANE(probs),       3,                    "probabilities"  },
+    {LANE_0,   IN_LANE(probs),       LINK_PROBS_ALL,       "probabilities"  },
+    {LANE_1,   IN_LANE(n_top),       LINK_TOP_MAX + 1,     "probabilities"  },
+    {LANE_1,   IN_LANE(next),        1000,                 "probabilities"  },
+    {BIAS_2,   IN_BIAS(id),          1000,                 "bias of token"  },
+    {BIAS_2,   IN_BIAS(add),         0x7fc00000 /* NaN */, "bias of token"  },
     {TOKEN_20, 0,                    1000,                 "token 1000"     },
 };
 
@@ -290,7 +324,8 @@ START_TEST(malformed_windows_are_refused_by_name)
     char *parts[] = {[WINDOW] = (char *)link_slot(l, 9),
                      [LANE_0] = (char *)&link_lanes(l, 9)[0],
                      [LANE_1] = (char *)&link_lanes(l, 9)[1],
-                     [TOKEN_20] = (char *)&link_tokens(l, 9)[20]};
+                     [TOKEN_20] = (char *)&link_tokens(l, 9)[20],
+                     [BIAS_2] = (char *)&link_biases(l, 9)[2]};
     memcpy(parts[wrong_windows[_i].part] + wrong_windows[_i].off, &wrong_windows[_i].value,
            sizeof(uint32_t));
     struct why why = {0};

@@ -318,6 +318,37 @@ START_TEST(orphans_wait_for_their_gateway_and_resume)
 }
 END_TEST
 
+/* A prompt whose probabilities are wanted is computed from its beginning, also after a death; what
+ * was computed before is then cached, and nobody waits for it. */
+START_TEST(a_fresh_open_takes_nothing_over)
+{
+    uint32_t tokens[40], row, again;
+    for (uint32_t i = 0; i < 40; i++)
+        tokens[i] = 1 + i;
+    struct pool_open ask = {.op = next_op(), .tokens = tokens, .n_tokens = 40, .fresh = true};
+    ck_assert_int_eq(pool_open_row(pool, &ask, &row), 0);
+    ck_assert_uint_eq(body(row)->base, 0);
+    compute(row, 1, 40);
+    struct pool_orphans o = {.pipeline = 0, .resume = true};
+    pool_close_orphans(pool, &o);
+    ck_assert_uint_eq(pool_drain(pool), 1);
+    ask = (struct pool_open){.op = next_op(),
+                             .tokens = tokens,
+                             .n_tokens = 40,
+                             .fresh = true,
+                             .resume = true,
+                             .resume_row = row,
+                             .resume_generation = body(row)->generation,
+                             .may_wait = true};
+    ck_assert_int_eq(pool_open_row(pool, &ask, &again), 0);
+    ck_assert_uint_ne(again, row);
+    ck_assert_uint_eq(pool_cached_cells(body(again)), 0);
+    ck_assert_uint_eq(body(row)->state, POOL_IDLE);
+    ck_assert_uint_eq(body(row)->base, 40);
+    check_invariants();
+}
+END_TEST
+
 START_TEST(waiting_rows_of_a_dead_gateway_are_cached)
 {
     uint32_t tokens[4] = {1, 2, 3, 4}, row;
@@ -414,6 +445,7 @@ int main(void)
     tcase_add_test(t, a_dead_stage_is_not_waited_for);
     tcase_add_test(t, a_match_that_is_closing_is_waited_for);
     tcase_add_test(t, orphans_wait_for_their_gateway_and_resume);
+    tcase_add_test(t, a_fresh_open_takes_nothing_over);
     tcase_add_test(t, waiting_rows_of_a_dead_gateway_are_cached);
     tcase_add_test(t, a_waiting_row_lends_and_stays);
     tcase_add_test(t, reconciling_spares_what_the_head_knows_or_will_ask_again);

@@ -12,6 +12,8 @@
 #include "workerd/requests.h"
 
 static uint32_t prompt[200], generated[100], stops[REQUEST_STOPS_MAX + 1];
+static uint32_t bias_ids[REQUEST_BIASES_MAX + 1];
+static float biases[REQUEST_BIASES_MAX + 1];
 static const struct request_limits limits = {.context_tokens = 100, .n_vocab = 50};
 
 static Cistern__Generate sound(void)
@@ -67,6 +69,39 @@ START_TEST(a_sound_one_is_taken)
 }
 END_TEST
 
+static void biased(Cistern__Generate *g, size_t n)
+{
+    g->bias_ids = bias_ids;
+    g->biases = biases;
+    g->n_bias_ids = g->n_biases = n;
+}
+
+START_TEST(changes_to_the_logits_arrive)
+{
+    Cistern__Generate g = sound();
+    biased(&g, REQUEST_BIASES_MAX);
+    bias_ids[7] = 49;
+    biases[7] = -INFINITY;
+    g.repeat = 1.5f;
+    g.repeat_last = UINT32_MAX;
+    g.presence = -2;
+    g.frequency = 2;
+    g.min_tokens = 3;
+    g.n_top = LINK_TOP_MAX;
+    g.probs = g.prompt_probs = g.progress = true;
+    struct refusal refusal = {0};
+    CLEANUP(request_freep) struct request *r = NULL;
+    ck_assert_msg(request_from(&g, 9, &limits, &refusal, &r) == 0, "%s", refusal.text);
+    const struct sampling *s = &r->sampling;
+    ck_assert(s->repeat == 1.5f && s->repeat_last == UINT32_MAX);
+    ck_assert(s->presence == -2 && s->frequency == 2);
+    ck_assert_uint_eq(s->n_biases, REQUEST_BIASES_MAX);
+    ck_assert(s->biases[7].id == 49 && isinf(s->biases[7].add));
+    ck_assert(r->min_tokens == 3 && r->n_top == LINK_TOP_MAX);
+    ck_assert(r->probs && r->prompt_probs && r->progress);
+}
+END_TEST
+
 static void no_prompt(Cistern__Generate *g) { resize(g, 0, 0); }
 static void half_a_word(Cistern__Generate *g) { g->prompt.len--; }
 static void half_a_generated(Cistern__Generate *g) { g->generated = g->prompt, g->generated.len--; }
@@ -81,6 +116,15 @@ static void hot(Cistern__Generate *g) { g->temperature = INFINITY; }
 static void nan_temperature(Cistern__Generate *g) { g->temperature = NAN; }
 static void top_p_over(Cistern__Generate *g) { g->top_p = 1.5f; }
 static void min_p_nan(Cistern__Generate *g) { g->min_p = NAN; }
+static void presence_nan(Cistern__Generate *g) { g->presence = NAN; }
+static void frequency_inf(Cistern__Generate *g) { g->frequency = -INFINITY; }
+static void repeat_negative(Cistern__Generate *g) { g->repeat = -1; }
+static void too_many_top(Cistern__Generate *g) { g->n_top = LINK_TOP_MAX + 1; }
+static void too_many_biases(Cistern__Generate *g) { biased(g, REQUEST_BIASES_MAX + 1); }
+static void bias_without_id(Cistern__Generate *g) { biased(g, 2), g->n_bias_ids = 1; }
+static void bias_unknown(Cistern__Generate *g) { biased(g, 3), bias_ids[2] = 50; }
+static void bias_nan(Cistern__Generate *g) { biased(g, 3), biases[2] = NAN; }
+static void bias_infinite(Cistern__Generate *g) { biased(g, 3), biases[2] = INFINITY; }
 
 static const struct {
     void (*change)(Cistern__Generate *g);
@@ -100,6 +144,15 @@ static const struct {
     {nan_temperature,    CISTERN__CODE__MALFORMED },
     {top_p_over,         CISTERN__CODE__MALFORMED },
     {min_p_nan,          CISTERN__CODE__MALFORMED },
+    {presence_nan,       CISTERN__CODE__MALFORMED },
+    {frequency_inf,      CISTERN__CODE__MALFORMED },
+    {repeat_negative,    CISTERN__CODE__MALFORMED },
+    {too_many_top,       CISTERN__CODE__MALFORMED },
+    {too_many_biases,    CISTERN__CODE__MALFORMED },
+    {bias_without_id,    CISTERN__CODE__MALFORMED },
+    {bias_unknown,       CISTERN__CODE__MALFORMED },
+    {bias_nan,           CISTERN__CODE__MALFORMED },
+    {bias_infinite,      CISTERN__CODE__MALFORMED },
 };
 
 START_TEST(hostile_ones_are_refused)
@@ -171,6 +224,7 @@ int main(void)
 {
     TCase *tc = tcase_create("requests");
     tcase_add_loop_test(tc, a_sound_one_is_taken, 0, ARRAY_LEN(sizes));
+    tcase_add_test(tc, changes_to_the_logits_arrive);
     tcase_add_loop_test(tc, hostile_ones_are_refused, 0, ARRAY_LEN(hostile));
     tcase_add_test(tc, who_was_admitted_goes_first);
     tcase_add_test(tc, one_gateways_requests_are_found);

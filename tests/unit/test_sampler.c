@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * workerd/sampler.c: the filters on logits whose probabilities are known by construction (log of a
- * table), the frequencies of what is drawn, and rows that no sane model makes.
+ * table), the frequencies of what is drawn, biases and penalties against numbers worked out by hand
+ * from the formulas that sampler.h names, and rows that no sane model makes.
  */
 #include <check.h>
 #include <math.h>
@@ -148,6 +149,134 @@ START_TEST(hostile_numbers_stay_in_range)
 }
 END_TEST
 
+/* ---- biases and penalties ---- */
+
+enum { PAST = 6 };
+static const float plain[N] = {2, -2, 4, 1, 0, -8};
+static const struct link_bias two[] = {
+    {1, 10.5F},
+    {3, -1   }
+};
+static const struct link_bias twice[] = {
+    {0, 1},
+    {0, 2}
+};
+static const struct link_bias ban[] = {
+    {2, -INFINITY}
+};
+
+/* past: ids 5 2 2 0 2 1, of which the last n_generated were generated. */
+static const uint32_t past_ids[PAST] = {5, 2, 2, 0, 2, 1};
+static const struct {
+    struct sampling s;
+    uint32_t n_generated;
+    float expected[N];
+} changes[] = {
+    {{.top_p = 1},                             3, {2, -2, 4, 1, 0, -8}         },
+    {{.biases = two, .n_biases = 2},           3, {2, 8.5F, 4, 0, 0, -8}       },
+    {{.biases = twice, .n_biases = 2},         3, {5, -2, 4, 1, 0, -8}         },
+    {{.biases = ban, .n_biases = 1},           3, {2, -2, -INFINITY, 1, 0, -8} },
+ /* Generated: 0 2 1. Each once. */
+    {{.presence = 0.5F},                       3, {1.5F, -2.5F, 3.5F, 1, 0, -8}},
+    {{.presence = -0.5F},                      3, {2.5F, -1.5F, 4.5F, 1, 0, -8}},
+ /* Generated: 2 2 0 2 1. Three times 2. */
+    {{.frequency = 0.5F},                      5, {1.5F, -2.5F, 2.5F, 1, 0, -8}},
+    {{.frequency = 0.5F, .presence = 1},       5, {0.5F, -3.5F, 1.5F, 1, 0, -8}},
+    {{.frequency = 2},                         0, {2, -2, 4, 1, 0, -8}         },
+ /* The prompt counts for repeat: positive ones are divided, others multiplied, once each. */
+    {{.repeat = 2, .repeat_last = PAST},       0, {1, -4, 2, 1, 0, -16}        },
+    {{.repeat = 2, .repeat_last = UINT32_MAX}, 0, {1, -4, 2, 1, 0, -16}        },
+    {{.repeat = 2, .repeat_last = 2},          0, {2, -4, 2, 1, 0, -8}         },
+    {{.repeat = 2, .repeat_last = 0},          0, {2, -2, 4, 1, 0, -8}         },
+    {{.repeat = 1, .repeat_last = PAST},       0, {2, -2, 4, 1, 0, -8}         },
+    {{.repeat = 0.5F, .repeat_last = 1},       0, {2, -1, 4, 1, 0, -8}         },
+ /* In order: -2 + 10.5 = 8.5, / 2, - 1 - 0.5 for id 1; 1 - 1 = 0 for id 3. */
+    {{.biases = two,
+      .n_biases = 2,
+      .repeat = 2,
+      .repeat_last = 1,
+      .presence = 1,
+      .frequency = 0.5F},
+     1,                                           {2, 2.75F, 4, 0, 0, -8}      },
+};
+
+START_TEST(changes_are_as_worked_out)
+{
+    struct sampler_past past = {past_ids, PAST, changes[_i].n_generated};
+    float adjusted[N];
+    uint32_t counts[N] = {0};
+    sampler_adjust(plain, N, &changes[_i].s, &past, adjusted, counts);
+    for (int i = 0; i < N; i++) {
+        ck_assert_msg(adjusted[i] == changes[_i].expected[i], "id %d has %g, expected %g", i,
+                      (double)adjusted[i], (double)changes[_i].expected[i]);
+        ck_assert_uint_eq(counts[i], 0);
+    }
+}
+END_TEST
+
+/* What past_read copies is enough: penalties of less than it looks back to are the same. */
+START_TEST(looking_back_is_far_enough)
+{
+    uint32_t back = sampling_looks_back(&changes[_i].s, PAST, changes[_i].n_generated);
+    struct sampler_past past = {past_ids + PAST - back, back,
+                                min_u32(changes[_i].n_generated, back)};
+    float adjusted[N];
+    uint32_t counts[N] = {0};
+    ck_assert_uint_le(back, PAST);
+    sampler_adjust(plain, N, &changes[_i].s, &past, adjusted, counts);
+    for (int i = 0; i < N; i++)
+        ck_assert(adjusted[i] == changes[_i].expected[i]);
+}
+END_TEST
+
+/* ---- probabilities ---- */
+
+START_TEST(probabilities_are_those_of_the_logits)
+{
+    struct link_probs got;
+    static const uint32_t order[N] = {1, 3, 4, 2, 0, 5}; /* of p; the tie goes to the lower id */
+    setup();
+    for (uint32_t id = 0; id < N; id++) {
+        sampler_probs(logits, N, id, LINK_TOP_MAX, scratch, &got);
+        ck_assert_double_eq_tol((double)got.logprob, log(p[id]), 1e-6);
+        ck_assert_uint_eq(got.n_top, N);
+        for (int i = 0; i < N; i++) {
+            ck_assert_uint_eq(got.top[i].id, order[i]);
+            ck_assert_double_eq_tol((double)got.top[i].logprob, log(p[order[i]]), 1e-6);
+        }
+    }
+    sampler_probs(logits, N, 2, 2, scratch, &got);
+    ck_assert_uint_eq(got.n_top, 2);
+    ck_assert_uint_eq(got.top[1].id, 3);
+    sampler_probs(logits, N, 2, 0, scratch, &got);
+    ck_assert_uint_eq(got.n_top, 0);
+}
+END_TEST
+
+/* A logit so far below that its probability is 0 in double has a logarithm all the same. */
+START_TEST(improbable_is_not_impossible)
+{
+    const float row[3] = {0, -2000, -INFINITY};
+    struct link_probs got;
+    sampler_probs(row, 3, 1, 3, scratch, &got);
+    ck_assert(got.logprob == -2000 && got.top[0].logprob == 0);
+    ck_assert(isinf(got.top[2].logprob) && got.top[2].logprob < 0);
+}
+END_TEST
+
+START_TEST(hostile_rows_have_no_wrong_probabilities)
+{
+    const float two_inf[4] = {INFINITY, 1, INFINITY, -INFINITY}, nan[4] = {1, NAN, 2, 3};
+    struct link_probs got;
+    sampler_probs(two_inf, 4, 2, 4, scratch, &got);
+    ck_assert_double_eq_tol((double)got.logprob, log(0.5), 1e-6);
+    ck_assert(isinf(got.top[2].logprob));
+    sampler_probs(nan, 4, 2, 4, scratch, &got);
+    ck_assert(isinf(got.logprob) && got.logprob < 0);
+    ck_assert_uint_eq(got.n_top, 0);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("sampler");
@@ -157,5 +286,10 @@ int main(void)
     tcase_add_test(t, heads_of_a_large_vocabulary_are_found);
     tcase_add_loop_test(t, hostile_rows_stay_in_range, 0, (int)ARRAY_LEN(hostile));
     tcase_add_test(t, hostile_numbers_stay_in_range);
+    tcase_add_loop_test(t, changes_are_as_worked_out, 0, (int)ARRAY_LEN(changes));
+    tcase_add_loop_test(t, looking_back_is_far_enough, 0, (int)ARRAY_LEN(changes));
+    tcase_add_test(t, probabilities_are_those_of_the_logits);
+    tcase_add_test(t, improbable_is_not_impossible);
+    tcase_add_test(t, hostile_rows_have_no_wrong_probabilities);
     return suite_run("sampler", t);
 }
