@@ -80,6 +80,8 @@ struct config {
         uint32_t share_prefixes; /* enum gateway_share */
         char *cors_origins;      /* pages in browsers that may ask */
         bool strict_model;       /* a request must name the model as it is served */
+        char *slot_dir;          /* where slots are saved; empty: they are not */
+        char *poolctl;           /* that saves them; empty: the one beside the gateway */
     } gateway;
 };
 

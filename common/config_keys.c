@@ -109,5 +109,9 @@ const struct config_key config_keys[] = {
          "Origins of pages in browsers that may ask, by commas; *: any; empty: none."),
     FLAG(gateway, strict_model, "no",
          "Refuse requests that name another model than the one served."),
+    TEXT(gateway, slot_dir, "",
+         "Folder that POST /slots/N saves conversations to; a key that may ask may overwrite any of "
+         "them. Empty: not done."),
+    TEXT(gateway, poolctl, "", "poolctl, which saves them; empty: the one beside the gateway."),
 };
 const size_t config_n_keys = ARRAY_LEN(config_keys);

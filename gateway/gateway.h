@@ -14,6 +14,7 @@
 #include "gateway/pipelines.h"
 #include "gateway/request.h"
 #include "gateway/tokenizer/tokenizer.h"
+#include "gateway/tool.h"
 
 struct gateway {
     struct loop *loop;
@@ -30,6 +31,7 @@ struct gateway {
     struct requests *requests;
     struct http *http;
     struct keys *keys;
+    struct tools *tools; /* NULL: slots are not saved */
     struct metrics metrics;
     time_t started; /* "created" of the model */
     bool stopping, ready_told;

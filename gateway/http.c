@@ -375,6 +375,11 @@ const char *exchange_header(const struct exchange *x, const char *name)
     return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
 }
 
+const char *exchange_query(const struct exchange *x, const char *name)
+{
+    return MHD_lookup_connection_value(x->mhd, MHD_GET_ARGUMENT_KIND, name);
+}
+
 void exchange_add_header(struct exchange *x, const char *name, const char *value)
 {
     assert(x->n_headers < EXCHANGE_HEADERS_MAX);

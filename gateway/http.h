@@ -45,6 +45,7 @@ uint32_t http_exchanges(const struct http *h);
 const char *exchange_method(const struct exchange *x);
 const char *exchange_path(const struct exchange *x);                     /* without the query */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: none */
+const char *exchange_query(const struct exchange *x, const char *name);  /* NULL: none */
 const char *exchange_body(const struct exchange *x, size_t *ret_bytes);
 const char *exchange_request_id(const struct exchange *x);
 /* A header of whatever the answer will be; name and value must live as long as the exchange. At

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 
 #include "common/log.h"
@@ -248,6 +249,20 @@ static int open_front(struct gateway *g, struct why *why)
     return 0;
 }
 
+/* What saves slots, if they are to be. */
+static int open_slots(struct gateway *g, struct why *why)
+{
+    struct stat st;
+    const char *dir = g->config->gateway.slot_dir;
+    if (!*dir) return 0;
+    if (*dir != '/')
+        return why_set(why, -EINVAL, "gateway.slot_dir = %s must be an absolute path", dir);
+    if (stat(dir, &st) < 0) return why_set(why, -errno, "gateway.slot_dir = %s: %m", dir);
+    if (!S_ISDIR(st.st_mode))
+        return why_set(why, -ENOTDIR, "gateway.slot_dir = %s is no folder", dir);
+    return tools_new(g->loop, g->config->gateway.poolctl, why, &g->tools);
+}
+
 static int start(struct daemon *d, struct why *why)
 {
     struct gateway *g = &d->g;
@@ -259,6 +274,7 @@ static int start(struct daemon *d, struct why *why)
     if (r == 0) r = start_watchdog(d);
     if (r < 0) return why_set(why, r, "cannot make the event loop: %s", strerror(-r));
     r = keys_new(g->config, why, &g->keys);
+    if (r == 0) r = open_slots(g, why);
     if (r == 0) r = load_model(g, why);
     if (r == 0) r = open_back(g, why);
     if (r == 0) r = open_front(g, why);
@@ -269,6 +285,7 @@ static void daemon_fini(struct daemon *d)
 {
     struct gateway *g = &d->g;
     http_free(g->http);
+    tools_free(g->tools);
     keys_free(g->keys);
     requests_free(g->requests);
     pipelines_free(g->pipelines);

@@ -341,6 +341,25 @@ bool pipelines_were_ready(const struct pipelines *ps) { return ps->were_ready; }
 bool pipelines_tied(const struct pipelines *ps) { return ps->tied; }
 const struct pool_view *pipelines_pool(const struct pipelines *ps) { return &ps->view; }
 
+uint32_t pipelines_slot(const struct pipelines *ps, uint32_t pipeline, uint32_t lane)
+{
+    for (size_t i = 0; i < ARRAY_LEN(ps->at) && i < pipeline; i++)
+        lane += ps->at[i].n_lanes;
+    return lane;
+}
+
+int pipelines_slot_at(const struct pipelines *ps, uint64_t slot, uint32_t *ret_pipeline,
+                      uint32_t *ret_lane)
+{
+    for (uint32_t i = 0; i < ARRAY_LEN(ps->at); slot -= ps->at[i].n_lanes, i++) {
+        if (slot >= ps->at[i].n_lanes) continue;
+        *ret_pipeline = i;
+        *ret_lane = (uint32_t)slot;
+        return 0;
+    }
+    return -ENOENT;
+}
+
 void pipelines_each_lanes(const struct pipelines *ps, uint32_t ret[POOL_PIPELINES_MAX])
 {
     for (size_t i = 0; i < ARRAY_LEN(ps->at); i++)

@@ -65,6 +65,13 @@ uint32_t pipelines_lanes(const struct pipelines *ps);   /* of the ready ones */
 uint32_t pipelines_context(const struct pipelines *ps); /* tokens; 0 before one was ready */
 bool pipelines_were_ready(const struct pipelines *ps);  /* ever */
 bool pipelines_tied(const struct pipelines *ps);        /* to a poold, now */
+/* Slots, as llama.cpp numbers what computes: the lanes of pipeline 0, then those of the next one,
+ * and so on. A pipeline's lanes count once they were known, also while it is away, so that a death
+ * changes no number. */
+uint32_t pipelines_slot(const struct pipelines *ps, uint32_t pipeline, uint32_t lane);
+/* -ENOENT: there is no such slot. */
+int pipelines_slot_at(const struct pipelines *ps, uint64_t slot, uint32_t *ret_pipeline,
+                      uint32_t *ret_lane);
 /* Its header is NULL while there is no pool. */
 const struct pool_view *pipelines_pool(const struct pipelines *ps);
 /* Lanes of each pipeline; 0: not known. */

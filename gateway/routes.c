@@ -40,6 +40,7 @@ static const struct route routes[] = {
     {"POST", "/apply-template",           llamacpp_apply_template},
     {"GET",  "/props",                    llamacpp_props         },
     {"GET",  "/slots",                    llamacpp_slots         },
+    {"POST", "/slots/",                   llamacpp_slot          },
     {"GET",  "/version",                  llamacpp_version       },
     {"GET",  "/openapi.json",             openapi_serve          },
     {"GET",  "/health",                   serve_health           },

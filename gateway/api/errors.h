@@ -13,17 +13,23 @@
 
 enum fault_kind {
     FAULT_NONE,
-    FAULT_REQUEST,   /* the body or a field is wrong */
-    FAULT_FIELD,     /* a field asks for what this server doesn't do */
-    FAULT_CONTEXT,   /* the prompt is longer than the context */
-    FAULT_KEY,       /* no key, or none that is known */
-    FAULT_HOST,      /* the Host header names somebody else */
-    FAULT_ROUTE,     /* no such path */
-    FAULT_MODEL,     /* no such model */
-    FAULT_METHOD,    /* the path has no such method */
-    FAULT_TOO_LARGE, /* the body is over the limit */
-    FAULT_KEY_BUSY,  /* the key has as many requests under way as it may */
-    FAULT_NOT_BUILT, /* a known path that this server doesn't serve */
+    FAULT_REQUEST,        /* the body or a field is wrong */
+    FAULT_FIELD,          /* a field asks for what this server doesn't do */
+    FAULT_CONTEXT,        /* the prompt is longer than the context */
+    FAULT_KEY,            /* no key, or none that is known */
+    FAULT_HOST,           /* the Host header names somebody else */
+    FAULT_ROUTE,          /* no such path */
+    FAULT_MODEL,          /* no such model */
+    FAULT_METHOD,         /* the path has no such method */
+    FAULT_TOO_LARGE,      /* the body is over the limit */
+    FAULT_KEY_BUSY,       /* the key has as many requests under way as it may */
+    FAULT_SLOT_EMPTY,     /* it has no conversation */
+    FAULT_SLOT_MISSING,   /* there is no such saved file */
+    FAULT_SLOT_TRUNCATED, /* its end is missing */
+    FAULT_SLOT_DAMAGED,   /* it is none, or a checksum does not hold */
+    FAULT_SLOT_FOREIGN,   /* it is of another model, arithmetic, layout or release */
+    FAULT_SLOT_BUSY,      /* try again */
+    FAULT_NOT_BUILT,      /* a known path that this server doesn't serve */
     FAULT_QUEUE_FULL,
     FAULT_POOL_FULL,
     FAULT_LOADING,

@@ -88,6 +88,7 @@ const struct field field_table[] = {
     {"parse_special",                API_TOKENIZE,       FIELD_BOOL,   AT(parse_special), 0, 1, 1},
     {"with_pieces",                  API_TOKENIZE,       FIELD_BOOL,   AT(with_pieces), 0, 1, 0},
     {"tokens",                       API_DETOKENIZE,     FIELD_ARRAY,  AT(tokens), .required = true},
+    {"filename",                     API_SLOT,           FIELD_STRING, AT(filename), .required = true},
 };
 /* clang-format on */
 const size_t field_table_n = ARRAY_LEN(field_table);

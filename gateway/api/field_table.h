@@ -37,6 +37,7 @@ enum api_id {
     API_TOKENIZE = 64,     /* llama.cpp's helpers */
     API_DETOKENIZE = 128,
     API_APPLY_TEMPLATE = 256,
+    API_SLOT = 512, /* saving and restoring one */
 };
 
 struct field {

@@ -30,6 +30,7 @@ struct ask {
     json_t *body;                  /* owned */
     const json_t *messages;        /* a non-empty array; its members are not checked yet */
     const json_t *model, *content; /* strings */
+    const json_t *filename;        /* a string, not checked yet */
     const json_t *system, *prompt; /* not checked yet */
     const json_t *tools, *tokens;  /* arrays, likewise */
     const json_t *include;         /* an array, likewise */

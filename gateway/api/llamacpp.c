@@ -159,8 +159,8 @@ void llamacpp_version(struct gateway *g, struct exchange *x)
 static json_t *slot_json(const struct gateway *g, uint32_t pipeline, uint32_t lane)
 {
     return json_pack("{s:I,s:I,s:I,s:I,s:b}", "id",
-                     (json_int_t)((uint64_t)pipeline * pipelines_lanes(g->pipelines) + lane),
-                     "pipeline", (json_int_t)pipeline, "lane", (json_int_t)lane, "n_ctx",
+                     (json_int_t)pipelines_slot(g->pipelines, pipeline, lane), "pipeline",
+                     (json_int_t)pipeline, "lane", (json_int_t)lane, "n_ctx",
                      (json_int_t)gateway_context(g), "is_processing", 0);
 }
 
@@ -193,7 +193,7 @@ static void add_row(const struct gateway *g, const struct pool_view *pool, uint3
     struct request_view view;
     const struct pool_header *h = pool->h;
     (void)pool_row_read(&pool_rows(h)[row], &b);
-    if (b.state != POOL_ACTIVE && b.state != POOL_CLOSING) return;
+    if (b.state != POOL_ACTIVE && (b.state != POOL_CLOSING || b.holder)) return;
     json_t *slot = slot_json(g, b.pipeline, b.lane);
     (void)json_object_set_new(slot, "is_processing", json_true());
     (void)json_object_set_new(slot, "row", json_integer(row));

@@ -12,6 +12,7 @@ void llamacpp_detokenize(struct gateway *g, struct exchange *x);
 void llamacpp_apply_template(struct gateway *g, struct exchange *x);
 void llamacpp_props(struct gateway *g, struct exchange *x);
 void llamacpp_slots(struct gateway *g, struct exchange *x);
+void llamacpp_slot(struct gateway *g, struct exchange *x);       /* llamacpp_slot.c */
 void llamacpp_completion(struct gateway *g, struct exchange *x); /* llamacpp_completion.c */
 void llamacpp_version(struct gateway *g, struct exchange *x);
 

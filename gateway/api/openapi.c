@@ -27,6 +27,7 @@ static const struct operation {
     {"/v1/models",                "get",  0,                  "The models that are served."          },
     {"/props",                    "get",  0,                  "What is served, and how."             },
     {"/slots",                    "get",  0,                  "What is going on in each lane."       },
+    {"/slots/{id_slot}",          "post", API_SLOT,           "Saves, restores or erases a slot."    },
     {"/version",                  "get",  0,                  "The version of the server."           },
     {"/health",                   "get",  0,                  "Whether a request could be served."   },
     {"/metrics",                  "get",  0,                  "What is counted, as Prometheus reads."},
@@ -164,13 +165,23 @@ static json_t *answers_of(const struct operation *o)
     return answers;
 }
 
+/* Of the one path that has any: its number, and what is to be done. */
+static json_t *parameters_of(const struct operation *o)
+{
+    if (!strchr(o->path, '{')) return NULL;
+    return json_pack("[{s:s,s:s,s:b,s:{s:s,s:i}},{s:s,s:s,s:b,s:{s:[s,s,s]}}]", "name", "id_slot",
+                     "in", "path", "required", 1, "schema", "type", "integer", "minimum", 0, "name",
+                     "action", "in", "query", "required", 1, "schema", "enum", "save", "restore",
+                     "erase");
+}
+
 json_t *openapi_document(void)
 {
     json_t *paths = json_object();
     for (size_t i = 0; i < ARRAY_LEN(operations); i++) {
         const struct operation *o = &operations[i];
-        json_t *operation =
-            json_pack("{s:s,s:o}", "summary", o->summary, "responses", answers_of(o));
+        json_t *operation = json_pack("{s:s,s:o,s:o*}", "summary", o->summary, "responses",
+                                      answers_of(o), "parameters", parameters_of(o));
         if (o->api) (void)json_object_set_new(operation, "requestBody", body_of(o->api));
         (void)json_object_set_new(paths, o->path, json_pack("{s:o}", o->method, operation));
     }

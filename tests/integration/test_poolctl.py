@@ -57,8 +57,8 @@ def held_up(*workers):
 
 
 @contextlib.contextmanager
-def two_pipelines(model):
-    with Cistern(model, settings={**SLOW, "worker.lanes": 2}).start() as c:
+def two_pipelines(model, **settings):
+    with Cistern(model, settings={**SLOW, "worker.lanes": 2, **settings}).start() as c:
         others = [c.launch("workerd", "--pipeline", 1, "--stage", s, name=f"other-{s}") for s in (0, 1)]
         c.wait_ready(*others)
         eventually(lambda: c.metric("cistern_pipelines_ready") == 2, "both pipelines are ready")
