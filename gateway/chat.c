@@ -254,17 +254,6 @@ static int render(const struct chat_format *c, const struct chat_input *input, j
                      "The model's chat template does not take these messages: %s.", why.text);
 }
 
-static int too_long(struct fault *fault, uint64_t n_prompt, uint32_t n_ctx)
-{
-    int r = fault_set(fault, FAULT_CONTEXT, "messages",
-                      "The prompt has %llu tokens and the context %u; it must leave room for one "
-                      "more.",
-                      (unsigned long long)n_prompt, n_ctx);
-    fault->n_prompt_tokens = (uint32_t)min_u64(n_prompt, UINT32_MAX);
-    fault->n_ctx = n_ctx;
-    return r;
-}
-
 static int tokenise(const struct tokenizer *t, const struct tokenizer_span *spans, size_t n,
                     uint32_t n_ctx, struct fault *fault, struct tokenizer_ids *ret)
 {
@@ -273,7 +262,7 @@ static int tokenise(const struct tokenizer *t, const struct tokenizer_span *span
     for (size_t i = 0; i < n; i++)
         bytes += spans[i].bytes;
     int r = tokenizer_encode(t, spans, n, TOKENIZER_ADD_BOS, n_ctx - 1, &ids);
-    if (r == -E2BIG) return too_long(fault, ids.n ? ids.n : bytes, n_ctx);
+    if (r == -E2BIG) return fault_context(fault, "messages", ids.n ? ids.n : bytes, n_ctx);
     if (r < 0)
         return fault_set(fault, FAULT_INTERNAL, NULL, "The prompt could not be tokenised: %s.",
                          strerror(-r));

@@ -7,8 +7,8 @@
 #include <string.h>
 
 /* 499, as nginx has it: the client left before there was an answer. 0 takes all others. */
-static const unsigned statuses[METRICS_STATUSES] = {200, 204, 400, 403, 404, 405,
-                                                    413, 499, 500, 503, 0};
+static const unsigned statuses[METRICS_STATUSES] = {200, 204, 400, 401, 403, 404, 405, 413,
+                                                    429, 499, 500, 501, 503, 529, 0};
 
 /* Upper bounds in microseconds. First token: from a cached chat turn to a long prompt on a CPU;
  * between tokens: from a GPU's small model to a swamped CPU. */

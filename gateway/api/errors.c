@@ -79,6 +79,19 @@ int fault_set(struct fault *f, enum fault_kind kind, const char *param, const ch
     return -EINVAL;
 }
 
+/* Clients that compact a conversation look for "maximum context length is" in this sentence, and
+ * for "prompt is too long" in Anthropic's. */
+int fault_context(struct fault *f, const char *param, uint64_t n_prompt, uint32_t n_ctx)
+{
+    int r = fault_set(f, FAULT_CONTEXT, param,
+                      "This model's maximum context length is %u tokens. The prompt has %llu, and "
+                      "must leave room for one more.",
+                      n_ctx, (unsigned long long)n_prompt);
+    f->n_prompt_tokens = (uint32_t)min_u64(n_prompt, UINT32_MAX);
+    f->n_ctx = n_ctx;
+    return r;
+}
+
 /* A sentence may quote a client's text and be cut inside a character, which JSON can't hold. */
 static json_t *sentence_json(const char *text)
 {
@@ -109,8 +122,11 @@ json_t *fault_json(const struct fault *f)
 json_t *fault_json_anthropic(const struct fault *f, const char *request_id)
 {
     const struct fault_row *row = fault_row(f->kind);
-    json_t *error = json_pack("{s:s,s:o}", "type", row->type[FAULT_ANTHROPIC], "message",
-                              sentence_json(f->text));
+    json_t *sentence = f->kind == FAULT_CONTEXT && f->n_ctx > 0
+                           ? json_sprintf("prompt is too long: %u tokens > %u maximum",
+                                          f->n_prompt_tokens, f->n_ctx - 1)
+                           : sentence_json(f->text);
+    json_t *error = json_pack("{s:s,s:o}", "type", row->type[FAULT_ANTHROPIC], "message", sentence);
     if (error && row->retry_after_s) {
         (void)json_object_set_new(error, "code", json_string(row->code));
         (void)json_object_set_new(error, "retry_after", json_integer(row->retry_after_s));

@@ -61,6 +61,8 @@ enum fault_kind fault_from_code(Cistern__Code code);
 /* Fills *f and returns -EINVAL, so that a refusing line is one line. param may be NULL. */
 __attribute__((format(printf, 4, 5))) int fault_set(struct fault *f, enum fault_kind kind,
                                                     const char *param, const char *format, ...);
+/* The same for a prompt of n_prompt tokens that doesn't fit the context of n_ctx. */
+int fault_context(struct fault *f, const char *param, uint64_t n_prompt, uint32_t n_ctx);
 /* {"error": {...}}; the caller owns it. */
 json_t *fault_json(const struct fault *f);
 /* {"type": "error", "error": {...}, "request_id": ...}; the caller owns it. */

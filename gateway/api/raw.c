@@ -27,16 +27,8 @@ int ids_from(const struct tokenizer *t, const char *name, const json_t *ids, str
 static int prompt_ids(const struct tokenizer *t, const json_t *ids, uint32_t n_ctx,
                       struct fault *fault, struct tokenizer_ids *ret)
 {
-    if (json_array_size(ids) >= n_ctx) {
-        int r =
-            fault_set(fault, FAULT_CONTEXT, "prompt",
-                      "The prompt has %zu tokens and the context %u; it must leave room for one "
-                      "more.",
-                      json_array_size(ids), n_ctx);
-        fault->n_prompt_tokens = (uint32_t)json_array_size(ids);
-        fault->n_ctx = n_ctx;
-        return r;
-    }
+    if (json_array_size(ids) >= n_ctx)
+        return fault_context(fault, "prompt", json_array_size(ids), n_ctx);
     return ids_from(t, "prompt", ids, fault, ret);
 }
 

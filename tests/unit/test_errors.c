@@ -105,14 +105,17 @@ END_TEST
 START_TEST(a_prompt_over_the_context_names_both_numbers)
 {
     struct fault f;
-    (void)fault_set(&f, FAULT_CONTEXT, "messages", "Too long.");
-    f.n_prompt_tokens = 9000;
-    f.n_ctx = 8192;
+    (void)fault_context(&f, "messages", 9000, 8192);
     json_t *j = fault_json(&f);
     const json_t *error = json_object_get(j, "error");
     ck_assert_int_eq(json_integer_value(json_object_get(error, "n_prompt_tokens")), 9000);
     ck_assert_int_eq(json_integer_value(json_object_get(error, "n_ctx")), 8192);
     ck_assert_str_eq(json_string_value(json_object_get(error, "param")), "messages");
+    json_decref(j);
+    /* Anthropic's own sentence, which its clients look for. */
+    j = fault_json_anthropic(&f, "req");
+    ck_assert_str_eq(json_string_value(json_object_get(json_object_get(j, "error"), "message")),
+                     "prompt is too long: 9000 tokens > 8191 maximum");
     json_decref(j);
 }
 END_TEST
