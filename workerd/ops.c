@@ -24,7 +24,7 @@ static int send_open(struct ops *o, const struct op *op)
     open.resume_row = r->resume_row;
     open.resume_generation = r->resume_generation;
     open.max_cells = op->cells;
-    open.fresh = r->prompt_probs && request_generated(r) == 0;
+    open.fresh = request_is_fresh(r);
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.number = op->number;
     m.body_case = CISTERN__ENVELOPE__BODY_OPEN;

@@ -59,6 +59,11 @@ static inline uint32_t request_generated(const struct request *r)
 {
     return r->n_tokens - r->n_prompt;
 }
+/* Its prompt's probabilities are still owed, so it is computed from its beginning. */
+static inline bool request_is_fresh(const struct request *r)
+{
+    return r->prompt_probs && request_generated(r) == 0;
+}
 bool request_stops_at(const struct request *r, uint32_t token);
 
 struct request_queue {

@@ -21,6 +21,7 @@ static uint32_t common(const struct request *a, const struct request *b)
 bool turns_may_go(const void *head, const struct request *r)
 {
     const struct head *h = head;
+    if (request_is_fresh(r)) return true; /* it shares nothing */
     for (uint32_t i = 0; h->pool && i < h->setup.n_lanes; i++) {
         const struct lane *l = &h->lanes[i];
         bool reading = l->state == LANE_PROMPT || l->state == LANE_OPENING;
@@ -39,7 +40,8 @@ static struct lane *longest_reader(struct head *h, const struct request *r)
     for (uint32_t i = 0; i < h->setup.n_lanes; i++) {
         struct lane *l = &h->lanes[i];
         if (l->state != LANE_PROMPT || lane_unposted(l) <= most) continue;
-        if (l->request->n_yields == YIELDS_MAX) continue;
+        /* One that takes nothing over would begin anew. */
+        if (l->request->n_yields == YIELDS_MAX || request_is_fresh(l->request)) continue;
         most = lane_unposted(l);
         best = l;
     }

@@ -188,9 +188,7 @@ static void on_read(void *arg, uint32_t n_read, uint32_t first, const struct pro
     struct choice *c = arg;
     struct generation *g = c->of;
     if (probs->n) {
-        const struct tokenizer_ids *ids = &c->prompt->ids;
-        if (first == 1) logprobs_add_first(&c->prompt->probs, ids->ids[0], g->n_top);
-        logprobs_add(&c->prompt->probs, ids->ids + first, probs);
+        logprobs_add(&c->prompt->probs, c->prompt->ids.ids + first, probs);
     }
     if (c->index == 0 && send_progress(g, n_read) < 0) abandon(g);
 }
@@ -438,6 +436,8 @@ static void start(struct gateway *gateway, struct exchange *x, const struct shap
     random_id(shape->id_prefix, g->id);
     set_probs(g);
     set_choices(g);
+    for (uint32_t i = 0; g->prompt_probs && i < g->n_prompts; i++)
+        logprobs_add_first(&g->prompt[i].probs, g->prompt[i].ids.ids[0], g->n_top);
     exchange_wait(x, on_gone, g);
     for (uint32_t i = 0; i < g->n_prompts; i++)
         submit(&g->choice[i * g->ask.n]);
@@ -466,8 +466,7 @@ static void asked_fini(struct asked *a)
 {
     ask_fini(&a->ask);
     logit_bias_fini(&a->bias);
-    for (uint32_t i = 0; i < a->prompts.n; i++)
-        free(a->prompts.at[i].ids);
+    prompt_list_fini(&a->prompts);
 }
 
 void generation_serve(struct gateway *g, struct exchange *x, const struct shape *shape)
@@ -522,6 +521,12 @@ struct logprobs_part choice_probs(struct choice *c)
     to = max_u32(from, min_u32(to, c->probs.n));
     c->n_probs_sent = to;
     return (struct logprobs_part){&c->probs, g->gateway->model.tokenizer, from, to, false};
+}
+
+struct logprobs_part choice_shown_probs(const struct choice *c)
+{
+    return (struct logprobs_part){&c->probs, c->of->gateway->model.tokenizer, 0, c->n_probs_sent,
+                                  false};
 }
 
 json_t *choice_text(const struct choice *c)

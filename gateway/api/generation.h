@@ -108,7 +108,8 @@ uint32_t generation_cached_tokens(const struct generation *g); /* likewise */
 /* The probabilities that may be shown now and were not: of tokens whose text was, or of a whole
  * answer. They count as shown from here on. Empty unless generation.probs. */
 struct logprobs_part choice_probs(struct choice *c);
-json_t *choice_text(const struct choice *c); /* of a whole answer */
+struct logprobs_part choice_shown_probs(const struct choice *c); /* all that were */
+json_t *choice_text(const struct choice *c);                     /* of a whole answer */
 void random_id(const char *prefix, char ret[64]);
 
 #endif

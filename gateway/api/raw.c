@@ -68,18 +68,33 @@ int raw_ask_prompt(const struct gateway *g, const struct ask *ask, uint32_t n_ct
     return raw_prompt_from(g->model.tokenizer, ask->prompt, n_ctx, fault, ret);
 }
 
+int raw_prompts_from(const struct tokenizer *t, const json_t *prompt, uint32_t n_ctx,
+                     struct fault *fault, struct prompt_list *ret)
+{
+    bool list = is_list(prompt);
+    size_t n = list ? json_array_size(prompt) : 1;
+    CLEANUP(prompt_list_fini) struct prompt_list all = {0};
+    if (n > ARRAY_LEN(all.at))
+        return fault_set(fault, FAULT_REQUEST, "prompt", "'prompt' must be at most %zu prompts.",
+                         ARRAY_LEN(all.at));
+    for (; all.n < n; all.n++) {
+        const json_t *one = list ? json_array_get(prompt, all.n) : prompt;
+        int r = one_prompt(t, one, n_ctx, fault, &all.at[all.n]);
+        if (r < 0) return r;
+    }
+    *ret = all;
+    all.n = 0;
+    return 0;
+}
+
 int raw_ask_prompts(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
                     struct fault *fault, struct prompt_list *ret)
 {
-    bool list = is_list(ask->prompt);
-    size_t n = list ? json_array_size(ask->prompt) : 1;
-    if (n > ARRAY_LEN(ret->at))
-        return fault_set(fault, FAULT_REQUEST, "prompt", "'prompt' must be at most %zu prompts.",
-                         ARRAY_LEN(ret->at));
-    for (ret->n = 0; ret->n < n; ret->n++) {
-        const json_t *one = list ? json_array_get(ask->prompt, ret->n) : ask->prompt;
-        int r = one_prompt(g->model.tokenizer, one, n_ctx, fault, &ret->at[ret->n]);
-        if (r < 0) return r;
-    }
-    return 0;
+    return raw_prompts_from(g->model.tokenizer, ask->prompt, n_ctx, fault, ret);
+}
+
+void prompt_list_fini(struct prompt_list *l)
+{
+    while (l->n)
+        free(l->at[--l->n].ids);
 }

@@ -28,10 +28,19 @@ static json_t *written(const struct generation *g)
     return json_stringn(bytebuf_bytes(&g->shown), bytebuf_size(&g->shown));
 }
 
-static json_t *part_json(json_t *text)
+/* logprobs: an array. */
+static json_t *part_json(json_t *text, json_t *logprobs)
 {
-    return json_pack("{s:s,s:o,s:[],s:[]}", "type", "output_text", "text", text, "annotations",
-                     "logprobs");
+    return json_pack("{s:s,s:o,s:[],s:o}", "type", "output_text", "text", text, "annotations",
+                     "logprobs", logprobs);
+}
+
+/* Those of the text so far; empty when nobody asked. */
+static json_t *written_probs(struct generation *g)
+{
+    (void)choice_probs(&g->choice[0]);
+    struct logprobs_part p = choice_shown_probs(&g->choice[0]);
+    return logprobs_list(&p, false);
 }
 
 static const char *item_id(const struct generation *g, char ret[64])
@@ -55,9 +64,9 @@ static json_t *item_json(const struct generation *g, json_t *content)
                      status_of(g), "role", "assistant", "content", content);
 }
 
-static json_t *item_whole(const struct generation *g)
+static json_t *item_whole(struct generation *g)
 {
-    return item_json(g, json_pack("[o]", part_json(written(g))));
+    return item_json(g, json_pack("[o]", part_json(written(g), written_probs(g))));
 }
 
 static void set(json_t *object, const char *name, const json_t *v)
@@ -130,13 +139,22 @@ static int send_item(struct generation *g, const char *type, json_t *item)
 }
 
 /* An event of the part of text; value may be a string or the part. */
-static int send_part(struct generation *g, const char *type, const char *name, json_t *value)
+static json_t *part_event(const struct generation *g, const char *name, json_t *value)
 {
     char id[64];
-    json_t *members = json_pack("{s:s,s:i,s:i,s:o}", "item_id", item_id(g, id), "output_index", 0,
-                                "content_index", 0, name, value);
-    if (json_is_string(value)) (void)json_object_set_new(members, "logprobs", json_array());
-    return send(g, type, members);
+    return json_pack("{s:s,s:i,s:i,s:o}", "item_id", item_id(g, id), "output_index", 0,
+                     "content_index", 0, name, value);
+}
+
+static int send_part(struct generation *g, const char *type, json_t *part)
+{
+    return send(g, type, part_event(g, "part", part));
+}
+
+static int send_text(struct generation *g, const char *type, json_t *event, json_t *logprobs)
+{
+    (void)json_object_set_new(event, "logprobs", logprobs);
+    return send(g, type, event);
 }
 
 static int response_begin(struct generation *g)
@@ -145,19 +163,24 @@ static int response_begin(struct generation *g)
     if (r == 0)
         r = send_response(g, "response.in_progress", response_json(g, NULL, json_array(), NULL));
     if (r == 0) r = send_item(g, "response.output_item.added", item_json(g, json_array()));
-    if (r == 0) r = send_part(g, "response.content_part.added", "part", part_json(json_string("")));
+    if (r == 0)
+        r = send_part(g, "response.content_part.added", part_json(json_string(""), json_array()));
     return r;
 }
 
 static int response_text(struct choice *c, json_t *text)
 {
-    return send_part(c->of, "response.output_text.delta", "delta", text);
+    struct logprobs_part probs = choice_probs(c);
+    return send_text(c->of, "response.output_text.delta", part_event(c->of, "delta", text),
+                     logprobs_list(&probs, false));
 }
 
 static int response_end(struct generation *g)
 {
-    int r = send_part(g, "response.output_text.done", "text", written(g));
-    if (r == 0) r = send_part(g, "response.content_part.done", "part", part_json(written(g)));
+    int r = send_text(g, "response.output_text.done", part_event(g, "text", written(g)),
+                      written_probs(g));
+    if (r == 0)
+        r = send_part(g, "response.content_part.done", part_json(written(g), written_probs(g)));
     if (r == 0) r = send_item(g, "response.output_item.done", item_whole(g));
     if (r < 0) return r;
     bool cut = g->choice[0].ending == ENDED_BY_LENGTH;

@@ -75,6 +75,30 @@ def test_stream_events(client):
     assert events[-1].response.usage.output_tokens == whole.usage.output_tokens
 
 
+def test_logprobs(client):
+    """They come when include names them, the same as a chat's; top_logprobs alone is taken."""
+    fields = {**FIELDS, "top_logprobs": 3, "include": ["message.output_text.logprobs"]}
+    (part,) = client.responses.create(**fields).output[0].content
+    said = b"".join(bytes(t.bytes) for t in part.logprobs).decode(errors="replace")
+    assert said == part.text and all(len(t.top_logprobs) == 3 for t in part.logprobs)
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=12,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    tokens = [t.model_dump() for t in chat.choices[0].logprobs.content]
+    assert [t.model_dump() for t in part.logprobs] == tokens
+    events = list(client.responses.create(**fields, stream=True))
+    deltas = [t for e in events if e.type == "response.output_text.delta" for t in e.logprobs]
+    assert [t.logprob for t in deltas] == [t.logprob for t in part.logprobs]
+    assert events[-1].response.output[0].content[0].logprobs == part.logprobs
+    (plain,) = client.responses.create(**FIELDS, top_logprobs=3).output[0].content
+    assert plain.text == part.text and not plain.logprobs
+
+
 def test_stream_helper(client):
     whole = client.responses.create(**FIELDS)
     with client.responses.stream(**{**FIELDS, "max_output_tokens": 12}) as stream:

@@ -7,10 +7,12 @@
  * say.
  */
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "gateway/api/anthropic_in.h"
+#include "gateway/api/logit_bias.h"
 #include "gateway/api/raw.h"
 #include "gateway/api/responses_in.h"
 #include "gateway/chat.h"
@@ -86,6 +88,8 @@ static void check_ask(const struct ask *a)
     assert(a->n <= GENERATION_CHOICES_MAX && !a->unserved && a->top_logprobs <= 20);
     assert(a->temperature >= 0 && a->temperature <= 2 && a->top_p >= 0 && a->top_p <= 1);
     assert(a->min_p >= 0 && a->min_p <= 1);
+    assert(fabsf(a->presence_penalty) <= 2 && fabsf(a->frequency_penalty) <= 2);
+    assert(a->repeat_penalty >= 0 && a->repeat_penalty <= 10);
     struct text *text = NULL;
     int r = text_new(a->stop.at, a->stop.n, &text);
     assert(r == 0);
@@ -153,6 +157,31 @@ static void check_items(const struct ask *a)
     responses_in_fini(&in);
 }
 
+static void check_bias(const struct ask *a)
+{
+    struct fault fault;
+    struct logit_bias bias = {0};
+    if (logit_bias_from(tokenizer, a->logit_bias, &fault, &bias) < 0) check_fault(&fault);
+    assert(bias.n <= FIELD_BIASES_MAX);
+    for (uint32_t i = 0; i < bias.n; i++) {
+        assert(bias.ids[i] < tokenizer_n_vocab(tokenizer));
+        assert(bias.biases[i] == -INFINITY || fabsf(bias.biases[i]) <= FIELD_BIAS_MAX);
+    }
+    logit_bias_fini(&bias);
+}
+
+static void check_list(const struct ask *a)
+{
+    struct fault fault;
+    struct prompt_list list = {0};
+    if (raw_prompts_from(tokenizer, a->prompt, CONTEXT, &fault, &list) < 0) check_fault(&fault);
+    assert(list.n <= GENERATION_CHOICES_MAX);
+    for (uint32_t i = 0; i < list.n; i++)
+        assert(list.at[i].n > 0 && list.at[i].n < CONTEXT);
+    prompt_list_fini(&list);
+    check_bias(a);
+}
+
 static void check_raw(const struct ask *a)
 {
     struct fault fault;
@@ -165,6 +194,7 @@ static void check_raw(const struct ask *a)
     for (size_t i = 0; i < ids.n; i++)
         assert(ids.ids[i] < tokenizer_n_vocab(tokenizer));
     free(ids.ids);
+    check_bias(a);
 }
 
 static void check_openai(const struct ask *a)
@@ -191,7 +221,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         {API_MESSAGES,       check_messages},
         {API_COUNT_TOKENS,   check_messages},
         {API_RESPONSES,      check_items   },
-        {API_COMPLETIONS,    check_raw     },
+        {API_COMPLETIONS,    check_list    },
         {API_COMPLETION,     check_raw     },
         {API_DETOKENIZE,     check_ids     },
     };

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from harness import Cistern, eventually
+from harness import ROOT, Cistern, eventually
 from pool import ACTIVE, CLOSING, WAITING
 from test_deaths import DEATHS, quiet
-from test_equal import SMALL, Crowd, words
+from test_equal import SMALL, words
 
 EOG = "<|im_end|>"
 CHANGED = {
@@ -263,6 +263,14 @@ def test_streamed_columns_equal_whole(shared):
         assert text == choice["text"] and got == choice["logprobs"]
 
 
+def test_prompt_of_one_token(shared):
+    """Its one token follows nothing; there is nothing to wait for."""
+    body = {"prompt": [70], "max_tokens": 2, "temperature": 0, "logprobs": 1, "echo": True}
+    read = columns(post(shared, "/v1/completions", body))
+    assert read["token_logprobs"][0] is None and None not in read["token_logprobs"][1:]
+    assert len(read["tokens"]) == 3
+
+
 def test_worker_dies_while_a_prompt_is_read(slow_model):
     """Its probabilities were told in part; the rest is computed again, and nothing twice."""
     body = {"prompt": words(100, 4), "max_tokens": 5, "temperature": 0, "logprobs": 2, "echo": True}
@@ -301,6 +309,45 @@ def test_stop_string_cuts_the_tokens(shared):
         for k in event["choices"]:
             got += (k["logprobs"] or {"content": []})["content"]
     assert got == tokens
+
+
+# ---- against the float32 reference (tests/data/smollm2, numpy), with the tolerances of its README
+
+DATA = ROOT / "tests/data/smollm2"
+DEMO = {"model.context": 4096, "pool.cells": 8192, "worker.threads": 2}
+
+
+@pytest.mark.demo_model
+@pytest.mark.parametrize("precision, tolerance", [("float32", 0.03), ("int8", 0.6)])
+def test_alternatives_match_the_reference(demo_model, precision, tolerance):
+    """The ten likeliest after each prompt; the largest is the reference's unless two are too near."""
+    prompts = json.loads((DATA / "reference.json").read_text())["prompts"]
+    with Cistern(demo_model, settings={**DEMO, "worker.precision": precision}).start() as c:
+        for p in prompts:
+            body = {"prompt": p["ids"], "n_predict": 1, "temperature": 0, "n_probs": 20}
+            answer = post(c, "/completion", {**body, "ignore_eos": True})
+            (token,) = answer["completion_probabilities"]
+            got = {t["id"]: t["logprob"] for t in token["top_logprobs"]}
+            top, norm = p["last"]["top"], p["last"]["logsumexp"]
+            if precision == "float32" or top[0][1] - top[1][1] > 0.5:
+                assert token["id"] == top[0][0], p["name"]
+            for token_id, logit in top[:10]:
+                if precision == "float32":
+                    assert token_id in got, p["name"]
+                if token_id in got:
+                    assert abs(got[token_id] - (logit - norm)) <= tolerance, p["name"]
+
+
+@pytest.mark.demo_model
+def test_likelihood_of_a_text_matches_the_reference(demo_model):
+    """The mean over 2,000 tokens, by echo and logprobs."""
+    text = json.loads((DATA / "perplexity.json").read_text())["perplexity"]
+    body = {"prompt": text["ids"], "max_tokens": 1, "temperature": 0, "logprobs": 0, "echo": True}
+    with Cistern(demo_model, stages=1, settings=DEMO).start() as c:
+        logprobs = columns(post(c, "/v1/completions", body))["token_logprobs"]
+    read = logprobs[1 : len(text["ids"])]
+    assert len(read) == text["float32"]["count"]
+    assert abs(-sum(read) / len(read) - text["float32"]["mean_nll"]) <= 0.02
 
 
 # ---- batches
