@@ -247,8 +247,8 @@ __global__ void __launch_bounds__(THREADS, CHUNKS > 2 ? 1 : 2) split(const cuda_
     const int N = cells_ahead<T, CHUNKS>();
     __shared__ part_shared s;
     __shared__ __align__(16) float sums[HEADS][WARPS][CHUNKS * 64];
-    dependency_wait();
     dependency_release();
+    dependency_wait();
     const uint32_t row = a.first_row + blockIdx.z, head = blockIdx.y, part = blockIdx.x;
     const cuda_row r = a.kv.rows[row];
     const uint32_t first = part * CUDA_SPLIT_CELLS, hd = a.kv.head_dim;
@@ -286,8 +286,8 @@ __global__ void __launch_bounds__(THREADS, CHUNKS > 2 ? 1 : 2) split(const cuda_
 /* One (row, head): the parts in order, each scaled to the largest score so far. */
 __global__ void __launch_bounds__(JOIN_THREADS) join(const cuda_attend a)
 {
-    dependency_wait();
     dependency_release();
+    dependency_wait();
     const uint32_t local = blockIdx.y, head = blockIdx.x, hd = a.kv.head_dim, d = threadIdx.x;
     const uint32_t row = a.first_row + local;
     const uint32_t n = a.kv.rows[row].pos / CUDA_SPLIT_CELLS + 1;
@@ -304,9 +304,7 @@ __global__ void __launch_bounds__(JOIN_THREADS) join(const cuda_attend a)
     float v = d < hd ? __fdiv_rn(o, sum) : 0;
     if (d < hd) a.y.f[(uint64_t)row * a.y.width + head * hd + d] = v;
     if (a.quantise && d / WARP * WARP < hd)
-        quantise_block(v, d % WARP, a.y.q + (uint64_t)row * a.y.k_pad,
-                       a.y.ds + (uint64_t)row * (a.y.k_pad / CUDA_BLOCK) * 2,
-                       (head * hd + d) / CUDA_BLOCK);
+        quantise_block(v, d % WARP, row_codes(a.y, row), (head * hd + d) / CUDA_BLOCK);
 }
 
 template <typename T> static cudaError_t launch_split(cudaStream_t s, const cuda_attend *a)

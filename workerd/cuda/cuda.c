@@ -75,7 +75,13 @@ static int open_device(struct backend *b, struct why *why)
     (void)snprintf(b->name, sizeof(b->name), "cuda:%d %.40s, sm_%d", b->device, p.name,
                    b->capability);
     e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
-    if (e == cudaSuccess) e = cuda_product_prepare();
+    uint32_t dim_max = 0;
+    if (e == cudaSuccess) e = cuda_product_prepare(&b->roomy);
+    if (e == cudaSuccess) e = cuda_flash_prepare(&dim_max);
+    /* The float32 reference keeps to float32 throughout. */
+    b->flash = !b->want.float32 && b->want.kv == POOL_KV_F16 && b->want.head_dim <= dim_max;
+    b->flash_tiles = b->flash && b->want.head_dim <= CUDA_FLASH_DIM &&
+                     b->want.n_heads / b->want.n_kv_heads <= CUDA_FLASH_ROWS;
     return e == cudaSuccess ? 0
                             : why_set(why, -EIO, "%s: %s", b->want.device, cudaGetErrorString(e));
 }
@@ -100,7 +106,7 @@ static int parts_new(struct backend *b)
 {
     const struct backend_want *w = &b->want;
     uint64_t longest = w->context_tokens + (uint64_t)w->max_rows, splits = 1;
-    while (splits * CUDA_SPLIT_CELLS < longest)
+    while (splits * cuda_part_cells(b) < longest)
         splits *= 2;
     uint64_t one = (uint64_t)w->n_heads * (w->head_dim + 2) * sizeof(float);
     uint64_t n = min_u64(PARTS_BYTES / one, splits * w->max_rows);
@@ -142,13 +148,13 @@ static int cuda_buffer(struct backend *b, uint32_t max_rows, uint32_t width,
                        struct backend_buffer **ret)
 {
     struct backend_buffer *x = cuda_get_host(b, sizeof(*x));
-    uint32_t k_pad = (width + CUDA_GROUP - 1) / CUDA_GROUP * CUDA_GROUP;
+    uint32_t k_pad = (width + CUDA_PIECE - 1) / CUDA_PIECE * CUDA_PIECE;
     x->max_rows = max_rows;
     x->rows = (struct cuda_rows){.width = width, .k_pad = k_pad};
     x->rows.f = cuda_get(b, (uint64_t)max_rows * width * sizeof(float));
-    x->rows.q = cuda_get(b, (uint64_t)max_rows * k_pad);
-    x->rows.ds = cuda_get(b, (uint64_t)max_rows * (k_pad / CUDA_BLOCK) * 2 * sizeof(float));
-    if (!x->rows.f || !x->rows.q || !x->rows.ds) return -ENOMEM;
+    uint64_t eights = (max_rows + CUDA_X_ROWS - 1) / CUDA_X_ROWS;
+    x->rows.q = cuda_get(b, eights * (k_pad / CUDA_PIECE) * CUDA_X_BYTES);
+    if (!x->rows.f || !x->rows.q) return -ENOMEM;
     if (width > b->row_values) {
         b->host_row = cuda_get_pinned(b, width * sizeof(float));
         b->row_values = b->host_row ? width : 0;
@@ -170,7 +176,7 @@ static const float *cuda_row(struct backend *b, const struct backend_buffer *x, 
 
 const struct backend_ops cuda_backend = {
     .name = "cuda",
-    .arithmetic = "cuda-1",
+    .arithmetic = "cuda-2",
     .head_rows = CUDA_PICKS,
     .open = cuda_open,
     .close = cuda_close,

@@ -15,6 +15,7 @@
 
 enum {
     CUDA_ROWS_GRAPH = 64, /* windows of at most so many rows are launched as graphs: generating */
+    CUDA_SPAN_LEAST = 8,  /* rows of a lane that are worth a span */
     CUDA_PICKS = 64,      /* rows that a list picks, and greedy tokens that it gives, at most */
 };
 
@@ -72,8 +73,11 @@ struct backend {
     float *rope, *host_activations, *host_row;
     uint32_t row_values;      /* room of host_row */
     uint32_t *host_tokens;    /* greedy ones */
-    uint32_t n_rows, longest; /* longest: cells that the longest row reads */
+    uint32_t n_rows, longest; /* longest: cells that the longest row reads that isn't in a span */
     uint64_t window;
+    /* Windows that are no graph: rows of a lane together, and the rows beside. */
+    struct cuda_span *host_spans, *spans;
+    uint32_t *host_listed, *listed, n_spans, n_listed;
 
     /* The arena. */
     struct pool_arena *arena;
@@ -84,6 +88,8 @@ struct backend {
     uint8_t **run; /* [layer] */
     struct cuda_resident resident;
 
+    bool roomy;                /* of struct cuda_product */
+    bool flash, flash_tiles;   /* attention by tensor cores; also of spans */
     float scale;               /* of scores */
     float *part_ml, *part_o;   /* partial sums of attention */
     uint64_t part_rows_splits; /* rows x splits that fit */
@@ -145,6 +151,12 @@ void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buf
 void cuda_argmax(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab,
                  uint32_t *host);
 int cuda_sync(struct backend *b);
+
+/* Cells whose attention is summed by itself. */
+static inline uint32_t cuda_part_cells(const struct backend *b)
+{
+    return b->flash ? CUDA_FLASH_CELLS : CUDA_SPLIT_CELLS;
+}
 
 /* Keeps the first failure. True when there is none. */
 static inline bool cuda_ok(struct backend *b, cudaError_t e)

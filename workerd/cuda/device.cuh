@@ -5,55 +5,40 @@
  * What the kernels share. Compiled with -fmad=false: a product and a sum are joined only where
  * fmaf says so, so two kernels that write the same expressions give the same bits.
  */
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include "workerd/cuda/kernels.h"
+#include "workerd/cuda/machine.cuh"
 
-enum { WARP = 32 };
+/* Codes of token rows lie as the fragments of mma's B (kernels.h): of eight rows and a piece of 64
+ * values together. Of one token row: */
+struct row_codes {
+    int8_t *at; /* of its first piece */
 
-/* Programmatic dependent launch (sm_90 on): every kernel of a window waits here before it touches
- * anything that an earlier one wrote, so what it sees is complete, also through several kernels.
- * Before the wait only weights may be read. */
-__device__ __forceinline__ void dependency_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize();
-#endif
-}
-__device__ __forceinline__ void dependency_release()
-{
-#if __CUDA_ARCH__ >= 900
-    cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
+    __device__ __forceinline__ row_codes(const cuda_rows &x, uint32_t row)
+        : at(x.q + (uint64_t)(row / 8) * (x.k_pad / CUDA_PIECE) * CUDA_X_BYTES), r(row % 8)
+    {
+    }
+    /* Value i of block b; four consecutive ones from a multiple of four on lie together. */
+    __device__ __forceinline__ int8_t *code(uint32_t b, uint32_t i) const
+    {
+        return at + (uint64_t)(b / 2) * CUDA_X_BYTES + (r * 4 + i % 16 / 4) * 16 + b % 2 * 8 +
+               i / 16 * 4 + i % 4;
+    }
+    /* Of block b: what its codes are multiplied with, and their sum. */
+    __device__ __forceinline__ void scale_write(uint32_t b, float d, int sum) const
+    {
+        int8_t *to = at + (uint64_t)(b / 2) * CUDA_X_BYTES + CUDA_X_SCALES + r / 2 * 16 +
+                     b % 2 * 8 + r % 2 * 4;
+        *(float *)to = d;
+        *(int *)(to + CUDA_X_SUMS - CUDA_X_SCALES) = sum;
+    }
 
-template <typename... A, typename... B>
-static cudaError_t launch(cudaStream_t s, bool dependent, void (*kernel)(A...), dim3 grid,
-                          unsigned threads, size_t shared_bytes, B... args)
-{
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute at = {};
-    at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    at.val.programmaticStreamSerializationAllowed = 1;
-    c.gridDim = grid;
-    c.blockDim = threads;
-    c.dynamicSmemBytes = shared_bytes;
-    c.stream = s;
-    c.attrs = &at;
-    c.numAttrs = dependent ? 1 : 0;
-    return cudaLaunchKernelEx(&c, kernel, A(args)...);
-}
-
-/* Where byte i of block b lies in a row of codes. */
-__device__ __forceinline__ uint32_t code_at(uint32_t b, uint32_t i)
-{
-    return b / 8 * CUDA_GROUP + i / 16 * 128 + b % 8 * 16 + i % 16;
-}
+  private:
+    uint32_t r;
+};
 
 /* A warp makes the codes of one block, a value a lane: d = max |v| / 127, code = v / d rounded to
  * nearest even. Below the limit a block counts as zeros: 127 / max must be finite. */
-__device__ __forceinline__ void quantise_block(float v, uint32_t lane, int8_t *q, float *ds,
+__device__ __forceinline__ void quantise_block(float v, uint32_t lane, const row_codes &to,
                                                uint32_t b)
 {
     float most = fabsf(v);
@@ -64,9 +49,8 @@ __device__ __forceinline__ void quantise_block(float v, uint32_t lane, int8_t *q
     int sum = code;
     for (int o = 16; o; o >>= 1)
         sum += __shfl_xor_sync(~0u, sum, o);
-    q[code_at(b, lane)] = (int8_t)code;
-    if (lane == 0)
-        *(float2 *)(ds + 2 * b) = make_float2(some ? __fdiv_rn(most, 127.0f) : 0.0f, (float)sum);
+    *to.code(b, lane) = (int8_t)code;
+    if (lane == 0) to.scale_write(b, some ? __fdiv_rn(most, 127.0f) : 0.0f, sum);
 }
 
 /* Where a cell's block lies. */

@@ -1,181 +1,217 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * y = W x for one to four token rows, W quantised: what generating one token reads, so it is held
- * against the bandwidth of device memory.
+ * y = W x for the token rows that generating reads: held against the bandwidth of device memory.
+ * The arithmetic is product.cuh's.
  *
- * The arithmetic of an element, here and in many.cu, whatever the number of rows: block b of 32 k
- * gives isum, the exact integer sum of the codes' products; sum j of eight takes the blocks
- * b = j mod 8 in order,
- *     p[j] = fma(isum, dw * dx, p[j])   and for Q4_1   p[j] = fma(mw, dx * sum(x), p[j]);
- * then sum8 adds them.
- *
- * A block of threads makes one tile of 32 outputs: a warp four of them, eight lanes each, lane j
- * the sum j. So a load of a warp is four pieces of 128 consecutive bytes. The first weights are
- * asked for before the kernel waits for its predecessor.
+ * A block of threads makes 32 outputs (two matrices': CUDA_GATE) of up to 32 token rows; warp j has
+ * range j of k, so a warp reads weights that lie one after the other, and no warp another's. They
+ * come through a ring in shared memory of its own, with the codes of the rows; the ring's first
+ * weights are asked for before the kernel waits for its predecessor. Two blocks of threads share a
+ * multiprocessor.
  */
-#include "workerd/cuda/epilogue.cuh"
+#include "workerd/cuda/product.cuh"
 
-enum { THREADS = 256, ROWS_MAX = 4, FEW_SHARED_MAX = 160 << 10 };
-
-template <int PACK> struct piece { /* a lane's block of 32 values */
-    int4 w[PACK == CUDA_Q8_0 ? 2 : 1];
-    __half2 s;
+enum {
+    THREADS = 256,
+    ROWS_MAX = 32,
+    SHARED_BYTES = 96 << 10, /* of a block of threads, at most: every card has it, sm_90 twice */
+    SLOTS_MAX = 8,
+    OUT_STRIDE = CUDA_TILE + 1,
 };
 
-template <int PACK>
-__device__ __forceinline__ void piece_load(piece<PACK> &p, const int4 *codes, const __half *scales,
-                                           uint32_t group, uint32_t n_groups, uint32_t j)
+template <int PACK, int NT> constexpr __host__ __device__ int slot_bytes()
 {
-    if (group >= n_groups) {
-        p.w[0] = make_int4(0, 0, 0, 0);
-        if (PACK == CUDA_Q8_0) p.w[PACK == CUDA_Q8_0] = p.w[0];
-        p.s = __half2half2(__ushort_as_half(0));
-        return;
-    }
-    if (PACK == CUDA_Q8_0) {
-        p.w[0] = __ldcs(codes + group * 16 + j);
-        p.w[PACK == CUDA_Q8_0] = __ldcs(codes + group * 16 + 8 + j);
-    } else {
-        p.w[0] = __ldcs(codes + group * 8 + j);
-    }
-    if (PACK == CUDA_Q4_1)
-        p.s = *((const __half2 *)scales + group * 8 + j);
-    else
-        p.s = __half2half2(scales[group * 8 + j]);
+    return 2 * piece<PACK>::bytes + NT * CUDA_X_BYTES;
+}
+template <int PACK, int NT> constexpr __host__ __device__ int slots()
+{
+    const int n = SHARED_BYTES / (CUDA_RANGES * slot_bytes<PACK, NT>());
+    return n > SLOTS_MAX ? SLOTS_MAX : n;
+}
+template <int PACK, int NT> constexpr __host__ __device__ int shared_bytes()
+{
+    const int ring = CUDA_RANGES * slots<PACK, NT>() * slot_bytes<PACK, NT>();
+    const int sums = CUDA_RANGES * NT * CUDA_X_ROWS * OUT_STRIDE * 4;
+    return ring > sums ? ring : sums;
 }
 
-__device__ __forceinline__ int dot16(int4 a, int4 b, int sum)
-{
-    sum = __dp4a(a.x, b.x, sum);
-    sum = __dp4a(a.y, b.y, sum);
-    sum = __dp4a(a.z, b.z, sum);
-    return __dp4a(a.w, b.w, sum);
-}
+/* Of one warp: which weights and rows its ring brings. */
+template <int PACK, int M, int NT> struct feed {
+    const uint8_t *w[M], *x;
+    uint64_t w_tile, x_tile; /* bytes from 16 outputs, or eight rows, to the next */
+    int lane;
+    bool rows[NT]; /* whether this lane's row is there */
 
-__device__ __forceinline__ int4 low4(int4 v)
-{
-    return make_int4(v.x & 0x0f0f0f0f, v.y & 0x0f0f0f0f, v.z & 0x0f0f0f0f, v.w & 0x0f0f0f0f);
-}
-__device__ __forceinline__ int4 high4(int4 v)
-{
-    return make_int4(v.x >> 4 & 0x0f0f0f0f, v.y >> 4 & 0x0f0f0f0f, v.z >> 4 & 0x0f0f0f0f,
-                     v.w >> 4 & 0x0f0f0f0f);
-}
-
-template <int PACK>
-__device__ __forceinline__ float piece_dot(const piece<PACK> &p, int4 x0, int4 x1, float2 ds,
-                                           float acc)
-{
-    float d = __low2float(p.s) * ds.x;
-    if (PACK == CUDA_Q8_0)
-        return fmaf((float)dot16(p.w[PACK == CUDA_Q8_0], x1, dot16(p.w[0], x0, 0)), d, acc);
-    int sum = dot16(high4(p.w[0]), x1, dot16(low4(p.w[0]), x0, 0));
-    if (PACK == CUDA_Q4_0) return fmaf((float)(sum - 8 * (int)ds.y), d, acc);
-    acc = fmaf((float)sum, d, acc);
-    return fmaf(__high2float(p.s), ds.x * ds.y, acc);
-}
-
-/* x of R rows into shared memory: codes, then {scale, sum}. Rows past the last repeat it. */
-template <int R>
-__device__ __forceinline__ void x_load(const cuda_product &a, uint32_t row0, int4 *xq, float2 *xs)
-{
-    uint32_t n16 = a.x.k_pad / 16, nb = a.x.k_pad / CUDA_BLOCK;
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        uint64_t row = min(row0 + r, a.n_rows - 1);
-        const int4 *q = (const int4 *)(a.x.q + row * a.x.k_pad);
-        const float2 *s = (const float2 *)a.x.ds + row * nb;
-        for (uint32_t i = threadIdx.x; i < n16; i += THREADS)
-            xq[r * n16 + i] = q[i];
-        for (uint32_t i = threadIdx.x; i < nb; i += THREADS)
-            xs[r * nb + i] = s[i];
-    }
-}
-
-/* M matrices (two for CUDA_GATE) by R rows. A ring of U groups of eight blocks is on its way: 64
- * KiB a block of threads, two of which a multiprocessor holds. */
-template <int PACK, int M, int R, int U>
-__global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
-{
-    extern __shared__ int4 shared[];
-    __shared__ float out[M][R][CUDA_TILE];
-    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, j = lane % 8;
-    const uint32_t n_groups = a.x.k_pad / CUDA_GROUP, row0 = blockIdx.y * R;
-    const tile_place place = place_of(a, blockIdx.x);
-    const uint32_t o = warp * 4 + lane / 8;
-    const int4 *codes[M];
-    const __half *scales[M];
-    piece<PACK> ring[M][U];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        const cuda_matrix &w = a.m[place.matrix + m];
-        uint64_t of = min(place.first + o, w.n_out - 1);
-        codes[m] = (const int4 *)w.codes + of * n_groups * (PACK == CUDA_Q8_0 ? 16 : 8);
-        scales[m] = (const __half *)w.scales + of * n_groups * (PACK == CUDA_Q4_1 ? 16 : 8);
-    }
-#pragma unroll
-    for (int u = 0; u < U; u++)
+    __device__ __forceinline__ feed(const cuda_product &a, const tile_place &p, uint32_t row0,
+                                    uint32_t first, int lane)
+        : lane(lane)
+    {
+        const uint32_t n_pieces = a.x.k_pad / CUDA_PIECE;
+        w_tile = (uint64_t)n_pieces * piece<PACK>::bytes;
+        x_tile = (uint64_t)n_pieces * CUDA_X_BYTES;
 #pragma unroll
         for (int m = 0; m < M; m++)
-            piece_load<PACK>(ring[m][u], codes[m], scales[m], u, n_groups, j);
-    dependency_wait();
-    int4 *xq = shared;
-    float2 *xs = (float2 *)(shared + R * (a.x.k_pad / 16));
-    x_load<R>(a, row0, xq, xs);
-    __syncthreads();
-    dependency_release();
-    float acc[M][R] = {};
-    for (uint32_t g = 0; g < n_groups; g += U) {
+            w[m] = (const uint8_t *)a.m[p.matrix + m].codes + p.first / 16 * w_tile +
+                   (uint64_t)first * piece<PACK>::bytes + lane * 16;
+        x = (const uint8_t *)a.x.q + row0 / CUDA_X_ROWS * x_tile + (uint64_t)first * CUDA_X_BYTES +
+            lane * 16;
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (g + u >= n_groups) break;
+        for (int n = 0; n < NT; n++)
+            rows[n] = row0 + n * CUDA_X_ROWS + lane / 4 < a.n_rows;
+    }
+    __device__ __forceinline__ void ask_weights(uint8_t *slot, int matrix, uint32_t i) const
+    {
+        const uint8_t *from = w[matrix] + (uint64_t)i * piece<PACK>::bytes;
+        slot += lane * 16;
 #pragma unroll
-            for (int r = 0; r < R; r++) {
-                const int4 *q = xq + r * (a.x.k_pad / 16) + (g + u) * 16 + j;
-                float2 ds = xs[r * (a.x.k_pad / CUDA_BLOCK) + (g + u) * 8 + j];
-                int4 x0 = q[0], x1 = q[8];
+        for (int h = 0; h < 2; h++, from += w_tile, slot += piece<PACK>::bytes)
 #pragma unroll
-                for (int m = 0; m < M; m++)
-                    acc[m][r] = piece_dot<PACK>(ring[m][u], x0, x1, ds, acc[m][r]);
-            }
+            for (int at = 0; at < piece<PACK>::bytes; at += WARP * 16)
+                if (at + WARP * 16 <= piece<PACK>::bytes || at + lane * 16 < piece<PACK>::bytes)
+                    copy16(slot + at, from + at);
+    }
+    __device__ __forceinline__ void ask_rows(uint8_t *slot, uint32_t i) const
+    {
+        const uint8_t *from = x + (uint64_t)i * CUDA_X_BYTES;
+        slot += 2 * piece<PACK>::bytes + lane * 16;
 #pragma unroll
-            for (int m = 0; m < M; m++)
-                piece_load<PACK>(ring[m][u], codes[m], scales[m], g + U + u, n_groups, j);
+        for (int n = 0; n < NT; n++, from += x_tile, slot += CUDA_X_BYTES) {
+            if (rows[n]) copy16(slot, from);
+            if (lane < (PACK == CUDA_Q8_0 ? 4 : 8)) copy16(slot + 512, from + 512);
         }
     }
+};
+
+template <int PACK, int NT>
+__device__ __forceinline__ void item_add(const uint8_t *slot, const codes<PACK> x[NT], int lane,
+                                         float acc[2][NT][4])
+{
 #pragma unroll
-    for (int m = 0; m < M; m++)
+    for (int h = 0; h < 2; h++) {
+        weights<PACK> w;
+        w.read(slot + h * piece<PACK>::bytes, lane);
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            float v = acc[m][r];
-            v += __shfl_xor_sync(~0u, v, 4);
-            v += __shfl_xor_sync(~0u, v, 2);
-            v += __shfl_xor_sync(~0u, v, 1);
-            if (j == 0) out[m][r][o] = v;
-        }
-    __syncthreads();
-    if (warp < R && row0 + warp < a.n_rows)
-        epilogue(a, place, row0 + warp, lane, out[0][warp][lane], out[M - 1][warp][lane]);
+        for (int b = 0; b < 2; b++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                block_add<PACK>(w, x[n], b, acc[h][n]);
+    }
 }
 
-/* Groups ahead: what 128 registers hold beside the rest. */
-template <int PACK, int M> constexpr int ahead() { return (PACK == CUDA_Q8_0 ? 8 : 12) / M; }
+/* The ranges' sums meet in shared memory; a warp then has whole rows. */
+template <int NT>
+__device__ __forceinline__ void sums_write(float *sums, int warp, int lane,
+                                           const float acc[2][NT][4])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int token = n * 8 + lane % 4 * 2 + k % 2, out = 16 * h + lane / 4 + k / 2 * 8;
+                sums[(warp * NT * 8 + token) * OUT_STRIDE + out] = acc[h][n][k];
+            }
+}
 
-template <int PACK, int M, int R>
+template <int NT> __device__ __forceinline__ float sums_read(const float *sums, int token, int out)
+{
+    float v = sums[token * OUT_STRIDE + out];
+#pragma unroll
+    for (int r = 1; r < CUDA_RANGES; r++)
+        v += sums[(r * NT * 8 + token) * OUT_STRIDE + out];
+    return v;
+}
+
+/* Item i is matrix i % M of piece i / M; the rows come with the first matrix. */
+template <int PACK, int M, int NT>
+__device__ __forceinline__ void range_sum(const cuda_product &a, const tile_place &place,
+                                          uint32_t row0, uint8_t *ring, int warp, int lane,
+                                          float acc[M][2][NT][4])
+{
+    const int D = slots<PACK, NT>(), slot = slot_bytes<PACK, NT>();
+    const uint32_t n_pieces = a.x.k_pad / CUDA_PIECE, first = range_begin(n_pieces, warp);
+    const uint32_t n = range_begin(n_pieces, warp + 1) - first;
+    const feed<PACK, M, NT> f(a, place, row0, first, lane);
+    codes<PACK> x[NT];
+#pragma unroll
+    for (int i = 0; i < D; i++)
+        if (i / M < n) f.ask_weights(ring + i * slot, i % M, i / M);
+    dependency_wait();
+#pragma unroll
+    for (int i = 0; i < D; i++) {
+        if (i % M == 0 && i / M < n) f.ask_rows(ring + i * slot, i / M);
+        copies_commit();
+    }
+    for (uint32_t i = 0, at = 0; i < n; i++)
+#pragma unroll
+        for (int m = 0; m < M; m++, at = at + 1 == D ? 0 : at + 1) {
+            uint8_t *s = ring + at * slot;
+            copies_wait<D - 1>();
+            __syncwarp();
+            if (m == 0)
+#pragma unroll
+                for (int t = 0; t < NT; t++)
+                    x[t].read(s + 2 * piece<PACK>::bytes + t * CUDA_X_BYTES, lane);
+            item_add<PACK, NT>(s, x, lane, acc[m]);
+            __syncwarp();
+            const uint32_t next = i + (m + D) / M;
+            if (next < n) {
+                f.ask_weights(s, (m + D) % M, next);
+                if ((m + D) % M == 0) f.ask_rows(s, next);
+            }
+            copies_commit();
+        }
+    copies_wait<0>();
+}
+
+template <int PACK, int M, int NT>
+__global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
+{
+    dependency_release();
+    uint8_t *shared = shared_memory();
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const uint32_t row0 = blockIdx.x * NT * CUDA_X_ROWS;
+    const tile_place place = place_of(a, blockIdx.y, CUDA_TILE);
+    float acc[M][2][NT][4] = {};
+    const int ring_bytes = slots<PACK, NT>() * slot_bytes<PACK, NT>();
+    range_sum<PACK, M, NT>(a, place, row0, shared + warp * ring_bytes, warp, lane, acc);
+    before b[NT];
+#pragma unroll
+    for (int t = 0; t < NT; t++)
+        b[t] = read_before(a, place, min(row0 + t * 8 + warp, a.n_rows - 1), lane);
+    float *sums = (float *)shared;
+    float kept[NT] = {}; /* of CUDA_GATE: the gate's product */
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        __syncthreads();
+        sums_write<NT>(sums, warp, lane, acc[m]);
+        __syncthreads();
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            uint32_t row = row0 + t * 8 + warp;
+            float v = sums_read<NT>(sums, t * 8 + warp, lane);
+            if (m + 1 < M)
+                kept[t] = v;
+            else if (row < a.n_rows)
+                epilogue(a, place, row, lane, b[t], M == 2 ? kept[t] : v, v);
+        }
+    }
+}
+
+template <int PACK, int M, int NT>
 static cudaError_t launch_few(cudaStream_t s, const cuda_product *a)
 {
-    const int U = ahead<PACK, M>();
-    dim3 grid(tiles_of(a), (a->n_rows + R - 1) / R);
-    size_t bytes = (size_t)R * (a->x.k_pad + a->x.k_pad / CUDA_BLOCK * sizeof(float2));
-    return launch(s, a->dependent, few<PACK, M, R, U>, grid, THREADS, bytes, *a);
+    /* Row tiles go fastest: those of the same weights run together and share them in the L2. */
+    dim3 grid((a->n_rows + NT * 8 - 1) / (NT * 8), tiles_of(a, CUDA_TILE));
+    return launch(s, a->dependent, few<PACK, M, NT>, grid, THREADS, shared_bytes<PACK, NT>(), *a);
 }
 
 template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda_product *a)
 {
-    size_t row_bytes = a->x.k_pad + a->x.k_pad / CUDA_BLOCK * sizeof(float2);
-    if (a->n_rows == 1 || row_bytes * 2 > FEW_SHARED_MAX) return launch_few<PACK, M, 1>(s, a);
-    if (a->n_rows == 2 || row_bytes * 4 > FEW_SHARED_MAX) return launch_few<PACK, M, 2>(s, a);
-    return launch_few<PACK, M, 4>(s, a);
+    if (a->n_rows <= 8) return launch_few<PACK, M, 1>(s, a);
+    if (a->n_rows <= 16) return launch_few<PACK, M, 2>(s, a);
+    return launch_few<PACK, M, ROWS_MAX / 8>(s, a);
 }
 
 template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
@@ -190,18 +226,16 @@ extern "C" cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product
     return by_matrices<CUDA_Q8_0>(s, a);
 }
 
-template <int PACK, int M, int R> static cudaError_t allow()
+template <int PACK, int M, int NT> static cudaError_t allow()
 {
-    const int U = ahead<PACK, M>();
-    return cudaFuncSetAttribute(few<PACK, M, R, U>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                FEW_SHARED_MAX / (R == 1 ? 2 : 1));
+    return allow_shared(few<PACK, M, NT>, shared_bytes<PACK, NT>());
 }
 
 template <int PACK, int M> static cudaError_t allow_rows()
 {
     cudaError_t e = allow<PACK, M, 1>();
     if (!e) e = allow<PACK, M, 2>();
-    return e ? e : allow<PACK, M, 4>();
+    return e ? e : allow<PACK, M, ROWS_MAX / 8>();
 }
 
 template <int PACK> static cudaError_t allow_matrices()

@@ -2,12 +2,12 @@
 /*
  * y = W x with F16 or F32 weights and float32 activations: models kept in floats, and the float32
  * reference. Not made for speed. A tile is 32 outputs by four token rows; eight lanes share an
- * output, lane j takes the blocks of 32 k with b = j mod 8 in order, each k by one fma; sum8's
- * order joins them. Also which kernel a product takes.
+ * output, lane j takes the blocks of 32 k with b = j mod 8 in order, each k by one fma; shuffles
+ * join them. Also which kernel a product takes.
  */
 #include "workerd/cuda/epilogue.cuh"
 
-enum { THREADS = 256, ROWS = 4, FEW_ROWS = 4 };
+enum { THREADS = 256, ROWS = 4, FEW_ROWS = 64 };
 
 template <int PACK> __device__ __forceinline__ float weight_at(const void *row, uint32_t k)
 {
@@ -43,9 +43,9 @@ template <int PACK> __global__ void __launch_bounds__(THREADS) floats(const cuda
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, j = lane % 8;
     const uint32_t o = warp * 4 + lane / 8, row0 = blockIdx.y * ROWS;
     const uint32_t n = a.epilogue == CUDA_GATE ? 2 : 1;
-    const tile_place place = place_of(a, blockIdx.x);
-    dependency_wait();
+    const tile_place place = place_of(a, blockIdx.x, CUDA_TILE);
     dependency_release();
+    dependency_wait();
     for (uint32_t m = 0; m < n; m++) {
         const cuda_matrix &w = a.m[place.matrix + m];
         float acc[ROWS];
@@ -55,12 +55,13 @@ template <int PACK> __global__ void __launch_bounds__(THREADS) floats(const cuda
     }
     __syncthreads();
     if (warp < ROWS && row0 + warp < a.n_rows)
-        epilogue(a, place, row0 + warp, lane, out[0][warp][lane], out[n - 1][warp][lane]);
+        epilogue(a, place, row0 + warp, lane, read_before(a, place, row0 + warp, lane),
+                 out[0][warp][lane], out[n - 1][warp][lane]);
 }
 
 extern "C" cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_product *a)
 {
-    dim3 grid(tiles_of(a), (a->n_rows + ROWS - 1) / ROWS);
+    dim3 grid(tiles_of(a, CUDA_TILE), (a->n_rows + ROWS - 1) / ROWS);
     return a->pack == CUDA_F16 ? launch(s, a->dependent, floats<CUDA_F16>, grid, THREADS, 0, *a)
                                : launch(s, a->dependent, floats<CUDA_F32>, grid, THREADS, 0, *a);
 }
@@ -68,11 +69,11 @@ extern "C" cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_prod
 extern "C" cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_product *a)
 {
     if (a->pack == CUDA_F16 || a->pack == CUDA_F32) return cuda_launch_floats(s, a);
-    return a->n_rows <= FEW_ROWS ? cuda_launch_few(s, a) : cuda_launch_many(s, a);
+    return a->n_rows <= FEW_ROWS || !a->roomy ? cuda_launch_few(s, a) : cuda_launch_many(s, a);
 }
 
-extern "C" cudaError_t cuda_product_prepare(void)
+extern "C" cudaError_t cuda_product_prepare(bool *roomy)
 {
     cudaError_t e = cuda_few_prepare();
-    return e ? e : cuda_many_prepare();
+    return e ? e : cuda_many_prepare(roomy);
 }

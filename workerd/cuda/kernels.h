@@ -16,34 +16,45 @@ extern "C" {
 #endif
 
 enum {
-    CUDA_BLOCK = 32,        /* values that share a scale, of weights and of activations */
-    CUDA_GROUP = 256,       /* values of eight such blocks: what a row of codes is padded to */
-    CUDA_TILE = 32,         /* outputs of a product's tile: one block of what it makes */
+    CUDA_BLOCK = 32,     /* values that share a scale, of weights and of activations */
+    CUDA_PIECE = 64,     /* values of two such blocks: what rows of codes are padded to */
+    CUDA_TILE = 32,      /* outputs of a product's tile: one block of what it makes */
+    CUDA_RANGES = 8,     /* of a product's k: summed apart, then joined in order */
+    CUDA_X_ROWS = 8,     /* token rows whose codes lie together */
+    CUDA_X_SCALES = 512, /* in a piece of eight rows: codes, then scales, then sums */
+    CUDA_X_SUMS = 576,
+    CUDA_X_BYTES = 640,
     CUDA_SPLIT_CELLS = 256, /* cells whose attention is summed by itself, at fixed positions */
+    CUDA_FLASH_CELLS = 128, /* likewise with tensor cores */
+    CUDA_FLASH_DIM = 128,   /* heads of at most so many values have tiles of token rows */
+    CUDA_FLASH_ROWS = 128,  /* (token row, query head) of such a tile */
     CUDA_HEAD_DIM_MAX = 256,
     CUDA_NOT_RESIDENT = -1,
 };
 
-/* A quantised matrix is repacked when it is loaded; its rows are padded with zeros to whole groups
- * of eight blocks, so that eight lanes read consecutive 16 bytes.
- *   Q8_0  codes [row][group][half][block][16]: half 0 holds k 0-15 of each block
- *         scales f16 [row][block]
- *   Q4_0  codes [row][block][16]: low nibbles k 0-15, high nibbles k 16-31; scales as Q8_0
- *   Q4_1  codes as Q4_0; scales f16 [row][block][2]: d, then m
+/* A quantised matrix is repacked when it is loaded, into the fragments of mma.m16n8k32's A: pieces
+ * of 16 outputs by 64 k, [outputs / 16][k / 64][bytes], padded with zeros to whole tiles and
+ * pieces. Lane l has the outputs l / 4 and l / 4 + 8, and k 4 (l % 4) to + 3, and the same from 16
+ * on. Q8_0  codes [block][lane][k half][output half][4], then scales f16 [l / 4][block][output
+ * half] Q4_0  codes [lane][block][output half][4]: low nibbles k 0-15, high nibbles k 16-31; scales
+ *   Q4_1  likewise; scales d, then as many m
  *   F16, F32  [row][n_in] */
 enum cuda_pack { CUDA_Q4_0, CUDA_Q4_1, CUDA_Q8_0, CUDA_F16, CUDA_F32 };
 
+enum { CUDA_Q4_0_BYTES = 512 + 64, CUDA_Q4_1_BYTES = 512 + 128, CUDA_Q8_0_BYTES = 1024 + 64 };
+
 struct cuda_matrix {
-    const void *codes, *scales;
+    const void *codes;
     uint32_t n_out, n_in;
 };
 
-/* Rows of activations: float32, and int8 codes in the layout of Q8_0 above with {scale, sum of the
- * codes} for each block. */
+/* Rows of activations: float32, and int8 codes in the fragments of mma.m16n8k32's B: pieces of
+ * eight rows by 64 k, [rows / 8][k / 64][CUDA_X_BYTES]. Lane l has row l / 4 and the k of A's:
+ *   codes [lane][block][k half][4], scales f32 [row / 2][block][row % 2], sums of the codes int32
+ *   likewise */
 struct cuda_rows {
     float *f;
     int8_t *q;
-    float *ds;
     uint32_t width, k_pad;
 };
 
@@ -81,6 +92,7 @@ struct cuda_product {
     struct cuda_matrix m[3]; /* CUDA_GATE: gate, up */
     uint32_t part[3];        /* CUDA_QKV: 0 q, 1 k, 2 v */
     uint32_t dependent;      /* programmatic dependent launch */
+    uint32_t roomy;          /* the card has room for many.cu */
     struct cuda_rows x, y;
     struct cuda_kv kv;
 };
@@ -92,11 +104,18 @@ struct cuda_norm {
     uint32_t n_rows, dependent;
 };
 
+/* Token rows of one lane, of consecutive positions. */
+struct cuda_span {
+    uint32_t first_row, n_rows;
+};
+
 struct cuda_attend {
     struct cuda_kv kv;
     struct cuda_rows q, y;
-    uint32_t first_row, n_rows; /* a window's rows in turns, as many as the partial sums hold */
-    uint32_t n_splits;          /* at least what the longest of the rows needs */
+    const struct cuda_span *spans; /* of cuda_launch_flash_tiles */
+    const uint32_t *listed;        /* rows of cuda_launch_flash; NULL: all */
+    uint32_t first_row, n_rows;    /* in turns, as many as the partial sums hold; spans, if so */
+    uint32_t n_splits;             /* at least what the longest of the rows needs */
     float scale;
     float *ml, *o; /* [row][head][split][2]: largest score, sum; [row][head][split][head_dim] */
     uint32_t dependent, quantise;
@@ -126,28 +145,35 @@ struct cuda_repack {
     const void *from; /* ggml's blocks */
     uint32_t type;    /* enum ggml_type */
     uint32_t pack, n_out, n_in;
-    void *codes, *scales;
+    uint32_t first; /* of the matrix's rows that `from` begins with */
+    void *codes;    /* the whole matrix */
 };
 
 cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_norm(cudaStream_t s, const struct cuda_norm *a);
 cudaError_t cuda_launch_quantise(cudaStream_t s, const struct cuda_rows *x, uint32_t n_rows);
 cudaError_t cuda_launch_attend(cudaStream_t s, const struct cuda_attend *a);
+/* The same with tensor cores, for K/V in halves: single rows, and spans of at most
+ * CUDA_FLASH_ROWS / (query heads of a K/V head) rows. */
+cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_attend *a);
+cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda_attend *a);
 cudaError_t cuda_launch_lookup(cudaStream_t s, const struct cuda_lookup *a);
 cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *a);
 cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a);
 cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_rows *x, uint32_t n_rows,
                                uint32_t n_vocab, uint32_t *token);
 cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
-/* Once a device, before the first product. */
-cudaError_t cuda_product_prepare(void);
+/* Once a device, before the first launch. *roomy: of struct cuda_product; *dim_max: the longest
+ * heads of cuda_launch_flash. */
+cudaError_t cuda_product_prepare(bool *roomy);
+cudaError_t cuda_flash_prepare(uint32_t *dim_max);
 
 /* Parts of cuda_launch_product. */
 cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_few_prepare(void);
-cudaError_t cuda_many_prepare(void);
+cudaError_t cuda_many_prepare(bool *roomy);
 
 #ifdef __cplusplus
 }

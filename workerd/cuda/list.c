@@ -25,6 +25,8 @@ enum op_kind {
     OP_QUANTISE,
     OP_PRODUCT,
     OP_ATTEND,
+    OP_FLASH,
+    OP_FLASH_TILES,
     OP_PICK,
     OP_ARGMAX,
 };
@@ -130,6 +132,10 @@ static cudaError_t op_launch(cudaStream_t s, const struct op *op)
         return cuda_launch_product(s, &op->product);
     case OP_ATTEND:
         return cuda_launch_attend(s, &op->attend);
+    case OP_FLASH:
+        return cuda_launch_flash(s, &op->attend);
+    case OP_FLASH_TILES:
+        return cuda_launch_flash_tiles(s, &op->attend);
     case OP_PICK:
         return cuda_launch_pick(s, &op->pick);
     default:
@@ -321,6 +327,7 @@ static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue ep
     a->n_matrices = 1;
     a->m[0] = w->m;
     a->dependent = dependent(b);
+    a->roomy = b->roomy;
     a->x = x->rows;
     a->y = y->rows;
     written(y, x->n_rows);
@@ -343,30 +350,43 @@ void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer
     }
 }
 
+static struct cuda_attend *attend_add(struct backend *b, enum op_kind kind,
+                                      struct backend_buffer *y, const struct backend_buffer *q,
+                                      uint32_t layer)
+{
+    struct cuda_attend *a = &op_add(b, kind)->attend;
+    if (b->arena) a->kv = cuda_kv_of(b, layer);
+    a->q = q->rows;
+    a->y = y->rows;
+    a->scale = b->scale;
+    a->ml = b->part_ml;
+    a->o = b->part_o;
+    a->dependent = dependent(b);
+    return a;
+}
+
 /* Rows in turns, as many as the partial sums have room for. */
 void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backend_buffer *q,
                  uint32_t layer)
 {
-    uint32_t splits = 1, need = (b->longest + CUDA_SPLIT_CELLS - 1) / CUDA_SPLIT_CELLS;
+    uint32_t splits = 1, cells = cuda_part_cells(b), need = (b->longest + cells - 1) / cells;
     while (splits < need)
         splits *= 2;
     uint32_t rows = (uint32_t)min_u64(b->part_rows_splits / splits, UINT16_MAX);
     written(y, q->n_rows);
-    for (uint32_t i = 0; i < q->n_rows; i += rows) {
-        struct cuda_attend *a = &op_add(b, OP_ATTEND)->attend;
-        if (b->arena) a->kv = cuda_kv_of(b, layer);
-        a->q = q->rows;
-        a->y = y->rows;
+    y->quantised = b->n_spans == 0 && b->want.head_dim % CUDA_BLOCK == 0;
+    for (uint32_t i = 0; i < b->n_listed; i += rows) {
+        struct cuda_attend *a = attend_add(b, b->flash ? OP_FLASH : OP_ATTEND, y, q, layer);
+        a->listed = b->n_spans ? b->listed : NULL;
         a->first_row = i;
-        a->n_rows = min_u32(rows, q->n_rows - i);
+        a->n_rows = min_u32(rows, b->n_listed - i);
         a->n_splits = splits;
-        a->scale = b->scale;
-        a->ml = b->part_ml;
-        a->o = b->part_o;
-        a->dependent = dependent(b);
-        a->quantise = b->want.head_dim % CUDA_BLOCK == 0;
-        y->quantised = a->quantise;
+        a->quantise = y->quantised;
     }
+    if (b->n_spans == 0) return;
+    struct cuda_attend *a = attend_add(b, OP_FLASH_TILES, y, q, layer);
+    a->spans = b->spans;
+    a->n_rows = b->n_spans;
 }
 
 void cuda_project(struct backend *b, struct backend_buffer *x, struct backend_buffer *y,

@@ -1,267 +1,252 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * y = W x for more than four token rows, W quantised, on int8 tensor cores (mma.m16n8k32). The
- * arithmetic of an element is that of few.cu, bit for bit: one mma gives the exact integer sum of
- * one block of 32 k, warp j of eight takes the blocks b = j mod 8 in order, sum8 adds the warps'.
+ * y = W x for the token rows of prompts: held against the multiply-adds that follow the tensor
+ * cores (two for each integer sum of 32 products), of which a multiprocessor makes four a cycle for
+ * all lanes of a warp. The arithmetic is product.cuh's.
  *
- * A block of threads makes a tile of 32 outputs by N token rows. Groups of eight blocks come
- * through shared memory, three to
- * eight stages deep; rows there are 16 bytes longer than they need to be, so that
- * the eight rows of a fragment lie in different banks. Token rows past the last repeat it and are
- * not kept.
+ * A block of threads makes 128 outputs (CUDA_GATE: 64 of each matrix) of 128 token rows; a warp 64
+ * by 32 of them, all of k, two pieces between barriers. When a range of k ends its sums are added
+ * to those of the ranges before, each thread its own, in shared memory: registers hold one set.
+ * Tiles past the last repeat it and are not kept.
  */
-#include "workerd/cuda/epilogue.cuh"
+#include "workerd/cuda/product.cuh"
 
-enum { THREADS = 256, PAD = 16, STAGES_BYTES = 100 << 10, OUT_STRIDE = CUDA_TILE + 1 };
-
-template <int PACK> struct shape {
-    static const int row_bytes = PACK == CUDA_Q8_0 ? 256 : 128; /* codes of a group */
-    static const int row_stride = row_bytes + PAD;
-    static const int scale_bytes = PACK == CUDA_Q4_1 ? 32 : 16;
-    static const int matrix_bytes = CUDA_TILE * (row_stride + scale_bytes);
+enum {
+    THREADS = 256,
+    OUTS = 128,
+    ROWS = 128,
+    OUT_TILES = OUTS / 16,
+    ROW_TILES = ROWS / CUDA_X_ROWS,
+    SLOTS = 6, /* pieces: two are multiplied, two on their way, two just read */
+    TOTALS_BYTES = OUTS * ROWS * 4,
+    OUT_STRIDE = OUTS + 4, /* rows of a warp's sums in different banks */
 };
-enum { X_STRIDE = CUDA_GROUP + PAD, DS_BYTES = 64 };
 
-template <int PACK, int M, int N> __host__ __device__ constexpr int stage_bytes()
+template <int PACK> constexpr __host__ __device__ int slot_bytes()
 {
-    return M * shape<PACK>::matrix_bytes + N * (X_STRIDE + DS_BYTES);
+    return OUT_TILES * piece<PACK>::bytes + ROW_TILES * CUDA_X_BYTES;
 }
-/* As many as leave room for a second block of threads, three at least. */
-template <int PACK, int M, int N> __host__ __device__ constexpr int stages()
+template <int PACK> constexpr __host__ __device__ int shared_bytes()
 {
-    const int n = STAGES_BYTES / stage_bytes<PACK, M, N>();
-    return n < 3 ? 3 : n > 8 ? 8 : n;
-}
-template <int PACK, int M, int N> __host__ __device__ constexpr int shared_bytes()
-{
-    const int loads = stages<PACK, M, N>() * stage_bytes<PACK, M, N>();
-    const int sums = 8 * N * OUT_STRIDE * 4;
-    return loads > sums ? loads : sums;
+    return TOTALS_BYTES + SLOTS * slot_bytes<PACK>();
 }
 
-__device__ __forceinline__ void copy16(void *to, const void *from)
+/* Of one warp: the 16 outputs and 16 token rows that it brings. */
+template <int PACK, int M> struct feed {
+    const uint8_t *w, *x[2];
+    int w_at, x_at, lane;
+
+    __device__ __forceinline__ feed(const cuda_product &a, const tile_place &p, uint32_t row0,
+                                    int warp, int lane)
+        : lane(lane)
+    {
+        const uint64_t n_pieces = a.x.k_pad / CUDA_PIECE;
+        const int each = OUT_TILES / M;
+        const cuda_matrix &m = a.m[p.matrix + warp / each];
+        const uint32_t tile = min(p.first / 16 + warp % each, (m.n_out - 1) / 16);
+        w = (const uint8_t *)m.codes + tile * n_pieces * piece<PACK>::bytes + lane * 16;
+        w_at = warp * piece<PACK>::bytes + lane * 16;
+        x_at = OUT_TILES * piece<PACK>::bytes + 2 * warp * CUDA_X_BYTES + lane * 16;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t eight = min(row0 / CUDA_X_ROWS + 2 * warp + i, (a.n_rows - 1) / CUDA_X_ROWS);
+            x[i] = (const uint8_t *)a.x.q + eight * n_pieces * CUDA_X_BYTES + lane * 16;
+        }
+    }
+    __device__ __forceinline__ void ask_weights(uint8_t *slot, uint32_t i) const
+    {
+        const uint8_t *from = w + (uint64_t)i * piece<PACK>::bytes;
+#pragma unroll
+        for (int at = 0; at < piece<PACK>::bytes; at += WARP * 16)
+            if (at + WARP * 16 <= piece<PACK>::bytes || at + lane * 16 < piece<PACK>::bytes)
+                copy16(slot + w_at + at, from + at);
+    }
+    __device__ __forceinline__ void ask_rows(uint8_t *slot, uint32_t i) const
+    {
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            const uint8_t *from = x[t] + (uint64_t)i * CUDA_X_BYTES;
+            uint8_t *to = slot + x_at + t * CUDA_X_BYTES;
+            copy16(to, from);
+            if (lane < (PACK == CUDA_Q8_0 ? 4 : 8)) copy16(to + 512, from + 512);
+        }
+    }
+};
+
+template <int PACK>
+__device__ __forceinline__ void piece_add(const uint8_t *slot, int warp, int lane,
+                                          float acc[4][4][4])
 {
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from));
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;"); }
-template <int LEFT> __device__ __forceinline__ void copies_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    const uint8_t *from = slot + warp / 4 * 4 * piece<PACK>::bytes;
+    const uint8_t *rows = slot + OUT_TILES * piece<PACK>::bytes + warp % 4 * 4 * CUDA_X_BYTES;
+    weights<PACK> w[4];
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+        w[m].read(from + m * piece<PACK>::bytes, lane);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        codes<PACK> x;
+        x.read(rows + n * CUDA_X_BYTES, lane);
+#pragma unroll
+        for (int b = 0; b < 2; b++)
+#pragma unroll
+            for (int m = 0; m < 4; m++)
+                block_add<PACK>(w[m], x, b, acc[m][n]);
+    }
 }
 
-__device__ __forceinline__ void mma(int c[4], const uint32_t a[4], const uint32_t b[2])
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%10,%10,%10,%10};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(0));
-}
+/* The sums of the ranges so far, of this thread. */
+struct totals {
+    float4 *at;
+    bool some;
+
+    __device__ __forceinline__ void add(float acc[4][4][4])
+    {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float *v = acc[i / 4][i % 4];
+            float4 t = some ? at[i * THREADS] : make_float4(0, 0, 0, 0);
+            v[0] = t.x + v[0], v[1] = t.y + v[1], v[2] = t.z + v[2], v[3] = t.w + v[3];
+        }
+    }
+    __device__ __forceinline__ void keep(float acc[4][4][4])
+    {
+        add(acc);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float *v = acc[i / 4][i % 4];
+            at[i * THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+            v[0] = v[1] = v[2] = v[3] = 0;
+        }
+        some = true;
+    }
+};
+
+/* Where the range that has piece i ends. */
+struct range_walk {
+    uint32_t n_pieces, r, end;
+
+    __device__ __forceinline__ explicit range_walk(uint32_t n) : n_pieces(n), r(0), end(0)
+    {
+        past(0);
+    }
+    __device__ __forceinline__ void past(uint32_t i)
+    {
+        while (end <= i)
+            end = range_begin(n_pieces, ++r);
+    }
+};
 
 template <int PACK, int M>
-__device__ __forceinline__ void weights_ask(const cuda_product &a, const tile_place &p, uint8_t *at,
-                                            uint32_t group)
+__device__ __forceinline__ void tile_sum(const cuda_product &a, const tile_place &place,
+                                         uint32_t row0, uint8_t *shared, int warp, int lane,
+                                         float acc[4][4][4])
 {
-    using S = shape<PACK>;
-    const uint32_t n_groups = a.x.k_pad / CUDA_GROUP;
-    const int row16 = S::row_bytes / 16, scale16 = S::scale_bytes / 16;
-    for (int m = 0; m < M; m++, at += S::matrix_bytes) {
-        const cuda_matrix &w = a.m[p.matrix + m];
-        for (int i = threadIdx.x; i < CUDA_TILE * row16; i += THREADS) {
-            uint64_t o = min(p.first + i / row16, w.n_out - 1);
-            copy16(at + i / row16 * S::row_stride + i % row16 * 16,
-                   (const uint8_t *)w.codes + (o * n_groups + group) * S::row_bytes +
-                       i % row16 * 16);
-        }
-        uint8_t *scales = at + CUDA_TILE * S::row_stride;
-        for (int i = threadIdx.x; i < CUDA_TILE * scale16; i += THREADS) {
-            uint64_t o = min(p.first + i / scale16, w.n_out - 1);
-            copy16(scales + i * 16, (const uint8_t *)w.scales +
-                                        (o * n_groups + group) * S::scale_bytes + i % scale16 * 16);
-        }
-    }
-}
-
-template <int N>
-__device__ __forceinline__ void x_ask(const cuda_product &a, uint32_t row0, uint8_t *at,
-                                      uint32_t group)
-{
-    for (int i = threadIdx.x; i < N * (CUDA_GROUP / 16); i += THREADS) {
-        uint64_t row = min(row0 + i / 16, a.n_rows - 1);
-        copy16(at + i / 16 * X_STRIDE + i % 16 * 16,
-               a.x.q + row * a.x.k_pad + group * CUDA_GROUP + i % 16 * 16);
-    }
-    at += N * X_STRIDE;
-    for (int i = threadIdx.x; i < N * (DS_BYTES / 16); i += THREADS) {
-        uint64_t row = min(row0 + i / 4, a.n_rows - 1);
-        copy16(at + i * 16, (const uint8_t *)a.x.ds + row * (a.x.k_pad / CUDA_BLOCK) * 8 +
-                                group * DS_BYTES + i % 4 * 16);
-    }
-}
-
-/* The A fragment of 16 rows and one block, and the scales of this thread's two rows. */
-template <int PACK>
-__device__ __forceinline__ void fragment(const uint8_t *w, int row0, int j, int lane, uint32_t f[4],
-                                         float d[2], float m[2])
-{
-    using S = shape<PACK>;
-    const uint8_t *scales = w + CUDA_TILE * S::row_stride;
+    const uint32_t n = a.x.k_pad / CUDA_PIECE;
+    const int slot = slot_bytes<PACK>();
+    const feed<PACK, M> f(a, place, row0, warp, lane);
+    uint8_t *ring = shared + TOTALS_BYTES;
+    totals total = {(float4 *)shared + threadIdx.x, false};
+    range_walk range(n);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int row = row0 + lane / 4 + 8 * i;
-        const uint8_t *at = w + row * S::row_stride + j * 16 + lane % 4 * 4;
-        if (PACK == CUDA_Q8_0) {
-            f[i] = *(const uint32_t *)at;
-            f[2 + i] = *(const uint32_t *)(at + 128);
-        } else {
-            uint32_t v = *(const uint32_t *)at;
-            f[i] = v & 0x0f0f0f0f;
-            f[2 + i] = v >> 4 & 0x0f0f0f0f;
-        }
-        if (PACK == CUDA_Q4_1) {
-            __half2 s = ((const __half2 *)(scales + row * S::scale_bytes))[j];
-            d[i] = __low2float(s);
-            m[i] = __high2float(s);
-        } else {
-            d[i] = __half2float(((const __half *)(scales + row * S::scale_bytes))[j]);
-        }
-    }
-}
-
-template <int PACK>
-__device__ __forceinline__ float add_block(int sum, float d, float m, float2 ds, float acc)
-{
-    if (PACK == CUDA_Q4_0) sum -= 8 * (int)ds.y;
-    acc = fmaf((float)sum, d * ds.x, acc);
-    return PACK == CUDA_Q4_1 ? fmaf(m, ds.x * ds.y, acc) : acc;
-}
-
-/* Warp j's block of one group. */
-template <int PACK, int M, int N>
-__device__ __forceinline__ void group_add(const uint8_t *stage, int j, int lane,
-                                          float acc[M][2][N / 8][4])
-{
-    const uint8_t *x = stage + M * shape<PACK>::matrix_bytes;
-    const float2 *ds = (const float2 *)(x + N * X_STRIDE);
-    uint32_t f[M][2][4];
-    float d[M][2][2], m[M][2][2];
-#pragma unroll
-    for (int i = 0; i < M; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            fragment<PACK>(stage + i * shape<PACK>::matrix_bytes, 16 * h, j, lane, f[i][h], d[i][h],
-                           m[i][h]);
-#pragma unroll
-    for (int n = 0; n < N / 8; n++) {
-        const uint8_t *at = x + (n * 8 + lane / 4) * X_STRIDE + j * 16 + lane % 4 * 4;
-        uint32_t b[2] = {*(const uint32_t *)at, *(const uint32_t *)(at + 128)};
-        float2 s[2] = {ds[(n * 8 + lane % 4 * 2) * 8 + j], ds[(n * 8 + lane % 4 * 2 + 1) * 8 + j]};
-#pragma unroll
-        for (int i = 0; i < M; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                int c[4];
-                mma(c, f[i][h], b);
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    acc[i][h][n][k] = add_block<PACK>(c[k], d[i][h][k / 2], m[i][h][k / 2],
-                                                      s[k % 2], acc[i][h][n][k]);
-            }
-    }
-}
-
-/* The warps' sums meet in shared memory; a warp then has whole rows. */
-template <int N>
-__device__ __forceinline__ void sums_write(float *sums, int warp, int lane,
-                                           const float acc[2][N / 8][4])
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                int token = n * 8 + lane % 4 * 2 + k % 2, out = 16 * h + lane / 4 + k / 2 * 8;
-                sums[(warp * N + token) * OUT_STRIDE + out] = acc[h][n][k];
-            }
-}
-
-template <int N> __device__ __forceinline__ float sums_read(const float *sums, int token, int out)
-{
-    float p[8];
-#pragma unroll
-    for (int w = 0; w < 8; w++)
-        p[w] = sums[(w * N + token) * OUT_STRIDE + out];
-    return sum8(p);
-}
-
-template <int PACK, int M, int N>
-__global__ void __launch_bounds__(THREADS) many(const cuda_product a)
-{
-    extern __shared__ __align__(16) uint8_t shared[];
-    const int STAGES = stages<PACK, M, N>();
-    const int stage = stage_bytes<PACK, M, N>(), x_off = M * shape<PACK>::matrix_bytes;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const uint32_t row0 = blockIdx.x * N, n_groups = a.x.k_pad / CUDA_GROUP;
-    const tile_place place = place_of(a, blockIdx.y);
-    float acc[M][2][N / 8][4] = {};
-    for (uint32_t g = 0; g < STAGES - 1 && g < n_groups; g++)
-        weights_ask<PACK, M>(a, place, shared + g * stage, g);
+    for (uint32_t i = 0; i < 4; i++)
+        if (i < n) f.ask_weights(ring + i * slot, i);
     dependency_wait();
-    dependency_release();
-    for (uint32_t g = 0; g < STAGES - 1; g++) {
-        if (g < n_groups) x_ask<N>(a, row0, shared + g * stage + x_off, g);
-        copies_commit();
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        if (i < n) f.ask_rows(ring + i * slot, i);
+        if (i % 2) copies_commit();
     }
-    for (uint32_t g = 0; g < n_groups; g++) {
-        copies_wait<STAGES - 2>();
+    for (uint32_t g = 0, at = 0; g < n; g += 2) {
+        copies_wait<1>();
         __syncthreads();
-        uint32_t ahead = g + STAGES - 1;
-        if (ahead < n_groups) {
-            weights_ask<PACK, M>(a, place, shared + ahead % STAGES * stage, ahead);
-            x_ask<N>(a, row0, shared + ahead % STAGES * stage + x_off, ahead);
-        }
+        uint8_t *free = ring + (at >= 2 ? at - 2 : SLOTS - 2) * slot;
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            if (g + 4 + i < n) {
+                f.ask_weights(free + i * slot, g + 4 + i);
+                f.ask_rows(free + i * slot, g + 4 + i);
+            }
         copies_commit();
-        group_add<PACK, M, N>(shared + g % STAGES * stage, warp, lane, acc);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            if (g + i < n) {
+                piece_add<PACK>(ring + (at + i) * slot, warp, lane, acc);
+                if (g + i + 1 == range.end && g + i + 1 < n) {
+                    total.keep(acc);
+                    range.past(g + i + 1);
+                }
+            }
+        at = at + 2 == SLOTS ? 0 : at + 2;
     }
     copies_wait<0>();
-    float *sums = (float *)shared;
-    float kept[N / 8] = {}; /* of CUDA_GATE: the gate's product */
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-        __syncthreads();
-        sums_write<N>(sums, warp, lane, acc[i]);
-        __syncthreads();
-#pragma unroll
-        for (int t = 0; t < N / 8; t++) {
-            float v = sums_read<N>(sums, t * 8 + warp, lane);
-            if (i + 1 < M)
-                kept[t] = v;
-            else if (row0 + t * 8 + warp < a.n_rows)
-                epilogue(a, place, row0 + t * 8 + warp, lane, M == 2 ? kept[t] : v, v);
-        }
-    }
+    total.add(acc);
 }
 
-template <int PACK, int M, int N>
-static cudaError_t launch_many(cudaStream_t s, const cuda_product *a)
+__device__ __forceinline__ void tile_write(float *out, int warp, int lane, const float acc[4][4][4])
+{
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int row = warp % 4 * 32 + n * 8 + lane % 4 * 2 + k % 2;
+                int o = warp / 4 * 64 + m * 16 + lane / 4 + k / 2 * 8;
+                out[row * OUT_STRIDE + o] = acc[m][n][k];
+            }
+}
+
+/* A warp has four rows of every 32. */
+template <int M>
+__device__ __forceinline__ void rows_write(const cuda_product &a, const tile_place &place,
+                                           uint32_t row0, const float *out, int warp, int lane)
+{
+    const int AHEAD = 4;
+    const uint32_t n = min(a.n_rows - row0, (uint32_t)ROWS);
+    for (uint32_t t = warp * AHEAD; t < n; t += THREADS / WARP * AHEAD)
+        for (uint32_t o = 0; o < OUTS / M; o += CUDA_TILE) {
+            const tile_place p = {place.matrix, place.first + o};
+            before b[AHEAD];
+            if (p.first >= a.m[p.matrix].n_out) break;
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+                b[i] = read_before(a, p, row0 + min(t + i, n - 1), lane);
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const float *v = out + min(t + i, n - 1) * OUT_STRIDE + o + lane;
+                if (t + i < n)
+                    epilogue(a, p, row0 + t + i, lane, b[i], v[0], v[M == 2 ? OUTS / 2 : 0]);
+            }
+        }
+}
+
+template <int PACK, int M> __global__ void __launch_bounds__(THREADS, 1) many(const cuda_product a)
+{
+    dependency_release();
+    uint8_t *shared = shared_memory();
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const uint32_t row0 = blockIdx.x * ROWS;
+    const tile_place place = place_of(a, blockIdx.y, OUTS / M);
+    float acc[4][4][4] = {};
+    tile_sum<PACK, M>(a, place, row0, shared, warp, lane, acc);
+    __syncthreads();
+    float *out = (float *)shared;
+    tile_write(out, warp, lane, acc);
+    __syncthreads();
+    rows_write<M>(a, place, row0, out, warp, lane);
+}
+
+template <int PACK, int M> static cudaError_t launch_many(cudaStream_t s, const cuda_product *a)
 {
     /* Token tiles go fastest: those of one weight tile run together and share it in the L2. */
-    dim3 grid((a->n_rows + N - 1) / N, tiles_of(a));
-    return launch(s, a->dependent, many<PACK, M, N>, grid, THREADS, shared_bytes<PACK, M, N>(), *a);
-}
-
-template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda_product *a)
-{
-    if (a->n_rows <= 8) return launch_many<PACK, M, 8>(s, a);
-    if (a->n_rows <= 16) return launch_many<PACK, M, 16>(s, a);
-    if (a->n_rows <= 32) return launch_many<PACK, M, 32>(s, a);
-    return launch_many<PACK, M, 64>(s, a);
+    dim3 grid((a->n_rows + ROWS - 1) / ROWS, tiles_of(a, OUTS / M));
+    return launch(s, a->dependent, many<PACK, M>, grid, THREADS, shared_bytes<PACK>(), *a);
 }
 
 template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
 {
-    return a->epilogue == CUDA_GATE ? by_rows<PACK, 2>(s, a) : by_rows<PACK, 1>(s, a);
+    return a->epilogue == CUDA_GATE ? launch_many<PACK, 2>(s, a) : launch_many<PACK, 1>(s, a);
 }
 
 extern "C" cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_product *a)
@@ -271,29 +256,22 @@ extern "C" cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_produc
     return by_matrices<CUDA_Q8_0>(s, a);
 }
 
-template <int PACK, int M, int N> static cudaError_t allow()
+template <int PACK> static cudaError_t allow(bool *roomy)
 {
-    return cudaFuncSetAttribute(many<PACK, M, N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                shared_bytes<PACK, M, N>());
+    cudaError_t e = allow_shared(many<PACK, 1>, shared_bytes<PACK>());
+    if (!e) e = allow_shared(many<PACK, 2>, shared_bytes<PACK>());
+    if (e == cudaErrorInvalidValue) { /* more than the card has: few.cu does it all */
+        (void)cudaGetLastError();
+        *roomy = false;
+        e = cudaSuccess;
+    }
+    return e;
 }
 
-template <int PACK, int M> static cudaError_t allow_rows()
+extern "C" cudaError_t cuda_many_prepare(bool *roomy)
 {
-    cudaError_t e = allow<PACK, M, 8>();
-    if (!e) e = allow<PACK, M, 16>();
-    if (!e) e = allow<PACK, M, 32>();
-    return e ? e : allow<PACK, M, 64>();
-}
-
-template <int PACK> static cudaError_t allow_matrices()
-{
-    cudaError_t e = allow_rows<PACK, 1>();
-    return e ? e : allow_rows<PACK, 2>();
-}
-
-extern "C" cudaError_t cuda_many_prepare(void)
-{
-    cudaError_t e = allow_matrices<CUDA_Q4_0>();
-    if (!e) e = allow_matrices<CUDA_Q4_1>();
-    return e ? e : allow_matrices<CUDA_Q8_0>();
+    *roomy = true;
+    cudaError_t e = allow<CUDA_Q4_0>(roomy);
+    if (!e) e = allow<CUDA_Q4_1>(roomy);
+    return e ? e : allow<CUDA_Q8_0>(roomy);
 }

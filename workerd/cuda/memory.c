@@ -108,26 +108,23 @@ bool cuda_multiplies(uint32_t type)
            type == GGML_Q8_0;
 }
 
-static uint64_t code_bytes(enum cuda_pack pack, uint32_t n_in)
+static uint64_t matrix_bytes(enum cuda_pack pack, uint32_t n_out, uint32_t n_in)
 {
-    uint64_t padded = ((uint64_t)n_in + CUDA_GROUP - 1) / CUDA_GROUP * CUDA_GROUP;
+    /* Whole tiles: a kernel reads all of their outputs. */
+    uint64_t tiles = ((uint64_t)n_out + CUDA_TILE - 1) / CUDA_TILE * (CUDA_TILE / 16);
+    uint64_t pieces = tiles * ((n_in + CUDA_PIECE - 1) / CUDA_PIECE);
     switch (pack) {
     case CUDA_F32:
-        return 4 * (uint64_t)n_in;
+        return 4 * (uint64_t)n_out * n_in;
     case CUDA_F16:
-        return 2 * (uint64_t)n_in;
+        return 2 * (uint64_t)n_out * n_in;
     case CUDA_Q8_0:
-        return padded;
+        return pieces * CUDA_Q8_0_BYTES;
+    case CUDA_Q4_1:
+        return pieces * CUDA_Q4_1_BYTES;
     default:
-        return padded / 2;
+        return pieces * CUDA_Q4_0_BYTES;
     }
-}
-
-static uint64_t scale_bytes(enum cuda_pack pack, uint32_t n_in)
-{
-    uint64_t blocks = ((uint64_t)n_in + CUDA_GROUP - 1) / CUDA_GROUP * 8;
-    if (pack == CUDA_F32 || pack == CUDA_F16) return 0;
-    return blocks * (pack == CUDA_Q4_1 ? 4 : 2);
 }
 
 /* Bytes into a pinned buffer and from there to the device. */
@@ -173,8 +170,8 @@ static int upload_matrix(struct backend *b, const struct backend_tensor *t,
             .pack = w->pack,
             .n_out = n,
             .n_in = t->n_in,
-            .codes = (uint8_t *)w->m.codes + at * code_bytes(w->pack, t->n_in),
-            .scales = (uint8_t *)w->m.scales + at * scale_bytes(w->pack, t->n_in),
+            .first = at,
+            .codes = (uint8_t *)w->m.codes,
         };
         if (r == 0 && cuda_launch_repack(b->stream, &a) != cudaSuccess) r = -EIO;
         if (r == 0) r = piece_done(b);
@@ -209,18 +206,16 @@ int cuda_weight(struct backend *b, enum weight_use use, const struct backend_ten
         .m = {.n_out = t->n_out, .n_in = t->n_in},
     };
     uint64_t file_row = (uint64_t)t->n_in / ggml_block_values(t->type) * ggml_block_bytes(t->type);
-    uint64_t codes = t->n_out * (plain ? file_row : code_bytes(w->pack, t->n_in));
-    uint64_t scales = plain ? 0 : t->n_out * scale_bytes(w->pack, t->n_in);
-    w->m.codes = cuda_get(b, codes);
-    if (w->m.codes && scales) w->m.scales = cuda_get(b, scales);
-    int r = w->m.codes && (w->m.scales || !scales) ? 0 : -ENOMEM;
+    uint64_t bytes = plain ? t->n_out * file_row : matrix_bytes(w->pack, t->n_out, t->n_in);
+    w->m.codes = cuda_get(b, bytes);
+    int r = w->m.codes ? 0 : -ENOMEM;
     if (r == 0)
-        r = plain ? upload_plain(b, t->data, codes, (uint8_t *)w->m.codes) : upload_matrix(b, t, w);
-    if (r == -ENOMEM) return refuse_memory(b, t, codes + scales, why);
+        r = plain ? upload_plain(b, t->data, bytes, (uint8_t *)w->m.codes) : upload_matrix(b, t, w);
+    if (r == -ENOMEM) return refuse_memory(b, t, bytes, why);
     if (r < 0)
         return why_set(why, r, "%s: upload failed: %s", t->name,
                        cudaGetErrorString(cudaGetLastError()));
-    b->weight_bytes += codes + scales;
+    b->weight_bytes += bytes;
     *ret = w;
     return 0;
 }

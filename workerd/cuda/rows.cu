@@ -24,8 +24,8 @@ __device__ __forceinline__ float block_sum(float v)
 }
 
 /* Codes of one block by eight lanes with four values each; as quantise_block. */
-__device__ __forceinline__ void quantise_quads(float4 v, bool there, uint32_t i, int8_t *q,
-                                               float *ds)
+__device__ __forceinline__ void quantise_quads(float4 v, bool there, uint32_t i,
+                                               const row_codes &to)
 {
     float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
     for (int o = 4; o; o >>= 1)
@@ -38,11 +38,9 @@ __device__ __forceinline__ void quantise_quads(float4 v, bool there, uint32_t i,
     for (int o = 4; o; o >>= 1)
         sum += __shfl_xor_sync(~0u, sum, o);
     if (!there) return;
-    *(char4 *)(q + code_at(i / 8, i % 8 * 4)) =
+    *(char4 *)to.code(i / 8, i % 8 * 4) =
         make_char4((signed char)c[0], (signed char)c[1], (signed char)c[2], (signed char)c[3]);
-    if (i % 8 == 0)
-        *(float2 *)(ds + 2 * (i / 8)) =
-            make_float2(some ? __fdiv_rn(most, 127.0f) : 0.0f, (float)sum);
+    if (i % 8 == 0) to.scale_write(i / 8, some ? __fdiv_rn(most, 127.0f) : 0.0f, sum);
 }
 
 /* RMSNorm (arXiv:1910.07467), and its codes. A thread has four consecutive values of every 4,096;
@@ -53,8 +51,8 @@ __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
     const float4 zero = make_float4(0, 0, 0, 0);
     const float4 *w = (const float4 *)a.w;
     float4 first = threadIdx.x < n4 ? w[threadIdx.x] : zero;
-    dependency_wait();
     dependency_release();
+    dependency_wait();
     const float4 *x = (const float4 *)(a.x.f + (uint64_t)blockIdx.x * a.x.width);
     float sum = 0;
     for (uint32_t i = threadIdx.x; i < n4; i += NORM_THREADS) {
@@ -63,8 +61,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
     }
     sum = block_sum(sum);
     float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, (float)a.x.width) + a.eps));
-    int8_t *q = a.y.q + (uint64_t)blockIdx.x * a.y.k_pad;
-    float *ds = a.y.ds + (uint64_t)blockIdx.x * (a.y.k_pad / CUDA_BLOCK) * 2;
+    const row_codes codes(a.y, blockIdx.x);
     float4 *y = (float4 *)(a.y.f + (uint64_t)blockIdx.x * a.y.width);
     for (uint32_t base = 0; base < n4; base += NORM_THREADS) {
         uint32_t i = base + threadIdx.x;
@@ -73,19 +70,18 @@ __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
         v = make_float4(v.x * scale * by.x, v.y * scale * by.y, v.z * scale * by.z,
                         v.w * scale * by.w);
         if (there) y[i] = v;
-        quantise_quads(v, there, i, q, ds);
+        quantise_quads(v, there, i, codes);
     }
 }
 
 __global__ void __launch_bounds__(ROW_THREADS) quantise(const cuda_rows x)
 {
-    dependency_wait();
     dependency_release();
-    int8_t *q = x.q + (uint64_t)blockIdx.x * x.k_pad;
-    float *ds = x.ds + (uint64_t)blockIdx.x * (x.k_pad / CUDA_BLOCK) * 2;
+    dependency_wait();
+    const row_codes codes(x, blockIdx.x);
     const float *f = x.f + (uint64_t)blockIdx.x * x.width;
     for (uint32_t i = threadIdx.x; i < x.width; i += ROW_THREADS)
-        quantise_block(f[i], threadIdx.x % WARP, q, ds, i / CUDA_BLOCK);
+        quantise_block(f[i], threadIdx.x % WARP, codes, i / CUDA_BLOCK);
 }
 
 extern "C" cudaError_t cuda_launch_norm(cudaStream_t s, const struct cuda_norm *a)
@@ -142,34 +138,50 @@ __global__ void __launch_bounds__(ROW_THREADS) lookup(const cuda_lookup a)
         a.y.f[(uint64_t)blockIdx.x * a.y.width + i] = value_of(a.type, row, i);
 }
 
-/* A block of threads repacks one row. */
+/* Where byte k of block b of output `row` lies (of four bits: k and k + 16), and its scale. */
+__device__ __forceinline__ uint64_t piece_at(const cuda_repack &a, uint32_t row, uint32_t b)
+{
+    uint64_t n_pieces = (a.n_in + CUDA_PIECE - 1) / CUDA_PIECE;
+    return (row / 16 * n_pieces + b / 2) * (a.pack == CUDA_Q8_0   ? CUDA_Q8_0_BYTES
+                                            : a.pack == CUDA_Q4_1 ? CUDA_Q4_1_BYTES
+                                                                  : CUDA_Q4_0_BYTES);
+}
+__device__ __forceinline__ uint32_t code_in_piece(const cuda_repack &a, uint32_t row, uint32_t b,
+                                                  uint32_t k)
+{
+    uint32_t lane = row % 8 * 4 + k % 16 / 4, half = row % 16 / 8;
+    return a.pack == CUDA_Q8_0 ? b % 2 * 512 + lane * 16 + k / 16 * 8 + half * 4 + k % 4
+                               : lane * 16 + b % 2 * 8 + half * 4 + k % 4;
+}
+
+/* A block of threads repacks one row. Padding is there already. */
 __global__ void __launch_bounds__(ROW_THREADS) repack(const cuda_repack a)
 {
-    const uint64_t row = blockIdx.x, n_blocks = (a.n_in + CUDA_GROUP - 1) / CUDA_GROUP * 8;
-    const uint8_t *from = (const uint8_t *)a.from + row * row_bytes(a.type, a.n_in);
+    const uint32_t row = a.first + blockIdx.x, n_blocks = a.n_in / CUDA_BLOCK;
+    const uint8_t *from = (const uint8_t *)a.from + blockIdx.x * row_bytes(a.type, a.n_in);
     if (a.pack == CUDA_F32 || a.pack == CUDA_F16) {
         for (uint32_t i = threadIdx.x; i < a.n_in; i += ROW_THREADS) {
             float v = value_of(a.type, from, i);
             if (a.pack == CUDA_F32)
-                ((float *)a.codes)[row * a.n_in + i] = v;
+                ((float *)a.codes)[(uint64_t)row * a.n_in + i] = v;
             else
-                ((__half *)a.codes)[row * a.n_in + i] = __float2half_rn(v);
+                ((__half *)a.codes)[(uint64_t)row * a.n_in + i] = __float2half_rn(v);
         }
         return;
     }
-    const uint32_t code_bytes = a.pack == CUDA_Q8_0 ? 32 : 16;
+    const uint32_t code_bytes = a.pack == CUDA_Q8_0 ? 32 : 16, codes = 32 * code_bytes;
     const uint32_t scales = a.pack == CUDA_Q4_1 ? 2 : 1;
-    uint8_t *codes = (uint8_t *)a.codes + row * n_blocks * code_bytes;
     for (uint32_t i = threadIdx.x; i < n_blocks * code_bytes; i += ROW_THREADS) {
         uint32_t b = i / code_bytes, k = i % code_bytes;
         const uint8_t *at = from + (uint64_t)b * block_bytes(a.type) + scales * 2 + k;
-        uint8_t v = b < a.n_in / CUDA_BLOCK ? *at : 0;
-        codes[a.pack == CUDA_Q8_0 ? code_at(b, k) : i] = v;
+        ((uint8_t *)a.codes)[piece_at(a, row, b) + code_in_piece(a, row, b, k)] = *at;
     }
-    uint16_t *to = (uint16_t *)a.scales + row * n_blocks * scales;
     for (uint32_t i = threadIdx.x; i < n_blocks * scales; i += ROW_THREADS) {
-        const uint8_t *at = from + (uint64_t)(i / scales) * block_bytes(a.type) + i % scales * 2;
-        to[i] = i / scales < a.n_in / CUDA_BLOCK ? at[0] | at[1] << 8 : 0;
+        uint32_t b = i / scales;
+        const uint8_t *at = from + (uint64_t)b * block_bytes(a.type) + i % scales * 2;
+        uint8_t *to = (uint8_t *)a.codes + piece_at(a, row, b) + codes + i % scales * 64 +
+                      row % 8 * 8 + b % 2 * 4 + row % 16 / 8 * 2;
+        *(uint16_t *)to = (uint16_t)(at[0] | at[1] << 8);
     }
 }
 

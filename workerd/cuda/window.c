@@ -16,14 +16,19 @@ int cuda_window_new(struct backend *b)
     const struct backend_want *w = &b->want;
     b->host_rows = cuda_get_pinned(b, w->max_rows * sizeof(*b->rows));
     b->rows = cuda_get(b, w->max_rows * sizeof(*b->rows));
+    b->host_spans = cuda_get_pinned(b, w->max_rows * sizeof(*b->spans));
+    b->spans = cuda_get(b, w->max_rows * sizeof(*b->spans));
+    b->host_listed = cuda_get_pinned(b, w->max_rows * sizeof(*b->listed));
+    b->listed = cuda_get(b, w->max_rows * sizeof(*b->listed));
     b->host_picks = cuda_get_pinned(b, CUDA_PICKS * sizeof(*b->picks));
     b->picks = cuda_get(b, CUDA_PICKS * sizeof(*b->picks));
     b->host_tokens = cuda_get_pinned(b, CUDA_PICKS * sizeof(*b->host_tokens));
     b->rope_freq = cuda_get(b, w->rope_dims / 2 * sizeof(double));
     b->rope = cuda_get(b, (uint64_t)w->max_rows * w->rope_dims * sizeof(float));
     b->host_activations = cuda_get_pinned(b, (uint64_t)w->max_rows * w->n_embd * sizeof(float));
-    if (!b->host_rows || !b->rows || !b->host_picks || !b->picks || !b->host_tokens ||
-        !b->rope_freq || !b->rope || !b->host_activations)
+    if (!b->host_rows || !b->rows || !b->host_spans || !b->spans || !b->host_listed || !b->listed ||
+        !b->host_picks || !b->picks || !b->host_tokens || !b->rope_freq || !b->rope ||
+        !b->host_activations)
         return -ENOMEM;
     cudaError_t e = cudaMemcpyAsync(b->rope_freq, w->rope_freq, w->rope_dims / 2 * sizeof(double),
                                     cudaMemcpyHostToDevice, b->stream);
@@ -174,7 +179,29 @@ static void place_lane(struct backend *b, uint32_t i, const struct window_lane *
         to[j].slot = cuda_resident_take(b, entry, cells_in_chunk(b, from->pos, j),
                                         cells_in_chunk(b, end, j));
     }
-    b->longest = max_u32(b->longest, end);
+}
+
+/* A lane's rows as spans of what fits a tile of attention; few ones, or all of a window that is a
+ * graph, by themselves. */
+static void span_lane(struct backend *b, const struct window_lane *l)
+{
+    uint32_t most = CUDA_FLASH_ROWS * b->want.n_kv_heads / b->want.n_heads, at = l->first_row;
+    if (!b->flash_tiles || b->n_rows <= CUDA_ROWS_GRAPH || l->n_rows < CUDA_SPAN_LEAST) {
+        for (uint32_t i = 0; i < l->n_rows; i++)
+            b->host_listed[b->n_listed++] = at + i;
+        b->longest = max_u32(b->longest, l->pos + l->n_rows);
+        return;
+    }
+    for (uint32_t left = l->n_rows, n; left > 0; left -= n, at += n) {
+        n = min_u32(left, most);
+        b->host_spans[b->n_spans++] = (struct cuda_span){.first_row = at, .n_rows = n};
+    }
+}
+
+static void up(struct backend *b, void *to, const void *from, size_t bytes)
+{
+    if (bytes == 0) return;
+    (void)cuda_ok(b, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, b->stream));
 }
 
 void cuda_begin(struct backend *b, const struct window *w)
@@ -183,6 +210,8 @@ void cuda_begin(struct backend *b, const struct window *w)
     b->refused = b->arena ? 0 : -EINVAL;
     b->n_rows = w->n_rows;
     b->longest = 0;
+    b->n_spans = 0;
+    b->n_listed = 0;
     b->window++;
     for (uint32_t i = 0; i < w->n_lanes && !b->refused; i++) {
         const struct window_lane *l = &w->lanes[i];
@@ -192,14 +221,15 @@ void cuda_begin(struct backend *b, const struct window *w)
             return;
         }
         place_lane(b, i, l);
+        span_lane(b, l);
         for (uint32_t r = 0; r < l->n_rows; r++)
             b->host_rows[l->first_row + r] = (struct cuda_row){
                 .token = w->tokens ? w->tokens[l->first_row + r] : 0, .pos = l->pos + r, .lane = i};
     }
     if (b->refused) return;
-    (void)cuda_ok(b, cudaMemcpyAsync(b->rows, b->host_rows, w->n_rows * sizeof(*b->rows),
-                                     cudaMemcpyHostToDevice, b->stream));
-    (void)cuda_ok(b, cudaMemcpyAsync(b->tables, b->host_tables,
-                                     (size_t)w->n_lanes * b->table_room * sizeof(*b->tables),
-                                     cudaMemcpyHostToDevice, b->stream));
+    up(b, b->rows, b->host_rows, w->n_rows * sizeof(*b->rows));
+    up(b, b->tables, b->host_tables, (size_t)w->n_lanes * b->table_room * sizeof(*b->tables));
+    if (b->n_spans == 0) return; /* all rows are listed, in order */
+    up(b, b->spans, b->host_spans, b->n_spans * sizeof(*b->spans));
+    up(b, b->listed, b->host_listed, b->n_listed * sizeof(*b->listed));
 }
