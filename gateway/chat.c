@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "gateway/chat_probe.h"
 #include "gateway/chat_tools.h"
 #include "gateway/template/template.h"
 
@@ -16,7 +17,7 @@ struct chat_format {
     struct chat_template *template;
     const struct tokenizer *tokenizer;
     json_t *trusted; /* bos_token, eos_token: text that may hold control tokens */
-    bool knows_tools;
+    struct chat_abilities takes;
     char *source;
     size_t source_bytes;
 };
@@ -30,41 +31,30 @@ static void set_token(struct chat_format *c, const char *name, uint32_t id)
     (void)json_object_set_new(c->trusted, name, json_stringn(piece.at, piece.bytes));
 }
 
-/* Whether a tool's name comes out of the template tells whether it knows tools. */
-static bool template_knows_tools(const struct chat_format *c)
-{
-    static const char name[] = "cistern_probe";
-    struct rendered text;
-    CLEANUP(json_decrefp)
-    json_t *values = json_pack("{s:[{s:s,s:s}],s:[{s:s,s:{s:s,s:s,s:{s:s,s:{}}}}],s:b}", "messages",
-                               "role", "user", "content", "a", "tools", "type", "function",
-                               "function", "name", name, "description", "b", "parameters", "type",
-                               "object", "properties", "add_generation_prompt", 1);
-    struct template_input in = {.values = values, .trusted = c->trusted, .now_s = time(NULL)};
-    if (chat_template_render(c->template, &in, NULL, &text) < 0) return false;
-    bool knows = strstr(text.text, name);
-    rendered_fini(&text);
-    return knows;
-}
-
 int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, struct why *why,
                     struct chat_format **ret)
 {
     struct gguf_str source;
     int r = gguf_str(g, "tokenizer.chat_template", &source);
     if (r < 0) return why_set(why, -ENOENT, "%s has no chat template", gguf_path(g));
+    return chat_format_of(source.at, source.bytes, tokenizer, why, ret);
+}
+
+int chat_format_of(const char *source, size_t bytes, const struct tokenizer *tokenizer,
+                   struct why *why, struct chat_format **ret)
+{
     CLEANUP(chat_format_freep) struct chat_format *c = xnew(struct chat_format);
     c->tokenizer = tokenizer;
-    c->source = strndup(source.at, source.bytes);
-    c->source_bytes = source.bytes;
+    c->source = strndup(source, bytes);
+    c->source_bytes = bytes;
     if (!c->source) return -ENOMEM;
     c->trusted = json_object();
     if (!c->trusted) return -ENOMEM;
     set_token(c, "bos_token", tokenizer_bos(tokenizer));
     set_token(c, "eos_token", tokenizer_eos(tokenizer));
-    r = chat_template_new(source.at, source.bytes, why, &c->template);
+    int r = chat_template_new(source, bytes, why, &c->template);
     if (r < 0) return r;
-    c->knows_tools = template_knows_tools(c);
+    c->takes = chat_probe(c->template, c->trusted);
     *ret = TAKE(c);
     return 0;
 }
@@ -75,7 +65,7 @@ const char *chat_source(const struct chat_format *c, size_t *ret_bytes)
     return c->source;
 }
 
-bool chat_knows_tools(const struct chat_format *c) { return c->knows_tools; }
+bool chat_knows_tools(const struct chat_format *c) { return c->takes.tools; }
 
 void chat_format_free(struct chat_format *c)
 {
@@ -225,6 +215,28 @@ static int messages_from(const json_t *messages, struct fault *fault, json_t **r
     return 0;
 }
 
+/* For a template that takes no system message: what it says stands before the next user's words, or
+ * becomes a user's message when none follows. */
+static void system_to_users(json_t *messages)
+{
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        json_t *m = json_array_get(messages, i), *next = json_array_get(messages, i + 1);
+        const char *role = json_string_value(json_object_get(m, "role"));
+        const char *next_role = json_string_value(json_object_get(next, "role"));
+        if (strcmp(role, "system") != 0) continue;
+        (void)json_object_set_new(m, "role", json_string("user"));
+        if (!next_role || (strcmp(next_role, "user") != 0 && strcmp(next_role, "system") != 0))
+            continue;
+        struct bytebuf text = {0};
+        content_add(&text, m);
+        bytebuf_addf(&text, "\n\n");
+        content_add(&text, next);
+        content_set(next, &text);
+        bytebuf_fini(&text);
+        (void)json_array_remove(messages, i--);
+    }
+}
+
 /* ---- the prompt -------------------------------------------------------------------------- */
 
 /* Names that the server itself sets win over a client's. */
@@ -235,7 +247,7 @@ static json_t *values_of(const struct chat_format *c, const struct chat_input *i
     (void)json_object_set(values, "messages", messages);
     (void)json_object_set_new(values, "add_generation_prompt", json_true());
     (void)json_object_del(values, "tools");
-    if (json_array_size(in->tools) > 0 && c->knows_tools)
+    if (json_array_size(in->tools) > 0 && c->takes.tools)
         (void)json_object_set(values, "tools", (json_t *)(uintptr_t)in->tools);
     return values;
 }
@@ -305,7 +317,9 @@ static int render_input(const struct chat_format *c, const struct chat_input *in
     CLEANUP(json_decrefp) json_t *list = NULL;
     int r = in->tools ? tools_check(in->tools, fault) : 0;
     if (r == 0) r = messages_from(in->messages, fault, &list);
-    if (r == 0 && !c->knows_tools) tools_write_out(list, in->tools);
+    if (r == 0 && !c->takes.tools) tools_write_out(list, in->tools);
+    if (r == 0 && !c->takes.object_arguments) tool_arguments_write_out(list);
+    if (r == 0 && !c->takes.system) system_to_users(list);
     return r < 0 ? r : render(c, in, list, fault, ret);
 }
 

@@ -19,6 +19,9 @@ struct chat_format;
 /* tokenizer must live as long. -ENOENT: the file has no chat template. */
 int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, struct why *why,
                     struct chat_format **ret);
+/* The same of a template that stands in no file. */
+int chat_format_of(const char *source, size_t bytes, const struct tokenizer *tokenizer,
+                   struct why *why, struct chat_format **ret);
 void chat_format_free(struct chat_format *c);
 static inline void chat_format_freep(struct chat_format **c) { chat_format_free(*c); }
 

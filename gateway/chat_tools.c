@@ -8,8 +8,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "gateway/bytebuf.h"
-
 enum { TOOLS_MAX = 1024 /* agents send some dozens */ };
 
 static int bad(struct fault *fault, const char *where, size_t i, const char *member,
@@ -107,6 +105,22 @@ int tool_calls_from(const json_t *calls, size_t i, struct fault *fault, json_t *
     return 0;
 }
 
+void tool_arguments_write_out(json_t *messages)
+{
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        json_t *calls = json_object_get(json_array_get(messages, i), "tool_calls");
+        for (size_t k = 0; k < json_array_size(calls); k++) {
+            json_t *function = json_object_get(json_array_get(calls, k), "function");
+            const json_t *arguments = json_object_get(function, "arguments");
+            if (json_is_string(arguments)) continue;
+            char *text = json_dumps(arguments, 0);
+            if (!text) abort();
+            (void)json_object_set_new(function, "arguments", json_string(text));
+            free(text);
+        }
+    }
+}
+
 /* ---- as text ----------------------------------------------------------------------------- */
 
 static void add_json(struct bytebuf *text, const json_t *v)
@@ -117,13 +131,13 @@ static void add_json(struct bytebuf *text, const json_t *v)
     free(s);
 }
 
-static void set_content(json_t *message, const struct bytebuf *text)
+void content_set(json_t *message, const struct bytebuf *text)
 {
     (void)json_object_set_new(message, "content",
                               json_stringn(bytebuf_bytes(text), bytebuf_size(text)));
 }
 
-static void add_content(struct bytebuf *text, const json_t *message)
+void content_add(struct bytebuf *text, const json_t *message)
 {
     const json_t *content = json_object_get(message, "content");
     bytebuf_add(text, json_string_value(content), json_string_length(content));
@@ -137,7 +151,7 @@ static void define(json_t *messages, const json_t *tools)
     const char *role = json_string_value(json_object_get(first, "role"));
     bool has_system = role && strcmp(role, "system") == 0;
     if (has_system) {
-        add_content(&text, first);
+        content_add(&text, first);
         bytebuf_addf(&text, "\n\n");
     }
     bytebuf_addf(&text, "You may call these functions:\n<tools>\n");
@@ -149,19 +163,24 @@ static void define(json_t *messages, const json_t *tools)
         first = json_pack("{s:s}", "role", "system");
         (void)json_array_insert_new(messages, 0, first);
     }
-    set_content(first, &text);
+    content_set(first, &text);
     bytebuf_fini(&text);
+}
+
+static bool is_result(const json_t *message)
+{
+    const char *role = json_string_value(json_object_get(message, "role"));
+    return role && strcmp(role, "tool") == 0;
 }
 
 static void write_message(json_t *message)
 {
     struct bytebuf text = {0};
     const json_t *calls = json_object_get(message, "tool_calls");
-    const char *role = json_string_value(json_object_get(message, "role"));
-    bool result = role && strcmp(role, "tool") == 0;
+    bool result = is_result(message);
     if (!result && json_array_size(calls) == 0) return;
     if (result) bytebuf_addf(&text, "<tool_response>\n");
-    add_content(&text, message);
+    content_add(&text, message);
     if (result) bytebuf_addf(&text, "\n</tool_response>");
     for (size_t i = 0; i < json_array_size(calls); i++) {
         bytebuf_addf(&text, "%s<tool_call>\n", bytebuf_size(&text) ? "\n" : "");
@@ -171,13 +190,33 @@ static void write_message(json_t *message)
     }
     if (result) (void)json_object_set_new(message, "role", json_string("user"));
     (void)json_object_del(message, "tool_calls");
-    set_content(message, &text);
+    content_set(message, &text);
     bytebuf_fini(&text);
+}
+
+/* Results of one turn are one message: many templates take users and assistants in turns alone. */
+static void join_results(json_t *messages, size_t i)
+{
+    json_t *m = json_array_get(messages, i), *next = json_array_get(messages, i + 1);
+    struct bytebuf text = {0};
+    content_add(&text, m);
+    bytebuf_addf(&text, "\n");
+    content_add(&text, next);
+    content_set(m, &text);
+    bytebuf_fini(&text);
+    (void)json_array_remove(messages, i + 1);
 }
 
 void tools_write_out(json_t *messages, const json_t *tools)
 {
-    for (size_t i = 0; i < json_array_size(messages); i++)
-        write_message(json_array_get(messages, i));
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        json_t *m = json_array_get(messages, i);
+        bool result = is_result(m);
+        write_message(m);
+        while (result && is_result(json_array_get(messages, i + 1))) {
+            write_message(json_array_get(messages, i + 1));
+            join_results(messages, i);
+        }
+    }
     if (json_array_size(tools) > 0) define(messages, tools);
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The environment that transformers renders chat templates in, rebuilt on jinja2 3.1."""
 import datetime
+import functools
 import json
 
 import jinja2
@@ -44,10 +45,15 @@ def environment(now=0):
     return env
 
 
+@functools.lru_cache
+def compiled(source, now):
+    return environment(now).from_string(source)
+
+
 def render(source, variables, now=0):
     """The rendered text, or the exception: Refused when the template itself refuses."""
     try:
-        text = environment(now).from_string(source).render(**variables)
+        text = compiled(source, now).render(**variables)
         text.encode()
         return text
     except (jinja2.TemplateError, Refused, TypeError, ValueError, OverflowError, RecursionError,
