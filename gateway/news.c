@@ -24,8 +24,12 @@ int probs_from(const Cistern__Probs *m, size_t n, uint32_t n_top, uint32_t n_voc
 struct probs probs_after(struct probs p, uint32_t skip)
 {
     size_t top = (size_t)skip * p.n_top;
-    return (struct probs){p.n - skip, p.n_top, p.logprobs + skip, p.top_ids + top,
-                          p.top_logprobs + top};
+    if (skip == 0) return p;
+    p.n -= skip;
+    p.logprobs += skip;
+    if (top) p.top_ids += top; /* without alternatives there is no array */
+    if (top) p.top_logprobs += top;
+    return p;
 }
 
 int news_check(uint32_t have, uint32_t first, size_t n, size_t *ret_skip)

@@ -319,7 +319,7 @@ static uint32_t sample_row(struct model *m, const struct window *w, const struct
 {
     uint32_t n_vocab = m->facts.n_vocab;
     if (sampling_adjusts(&l->sampling)) {
-        struct sampler_past past = {0};
+        struct sampler_past past = {.ids = m->past};
         if (sampling_penalises(&l->sampling) && w->n_cells) past = past_read(m, w, l);
         sampler_adjust(logits, n_vocab, &l->sampling, &past, m->adjusted, m->counts);
         logits = m->adjusted;
