@@ -170,7 +170,9 @@ static void on_error(struct request *r, Cistern__Code code, const char *text, ui
         return;
     }
     if (worth_another(r, code)) {
+        uint32_t from = r->pipeline->id + 1;
         request_end_attempt(r);
+        r->from = from; /* which may not be known to lack a stage yet */
         return;
     }
     char sentence[256]; /* the message's text goes with the message */

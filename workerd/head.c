@@ -55,6 +55,8 @@ static void on_generate(struct head *h, uint64_t from, const Cistern__Generate *
         return refuse_generate(h, from, g, CISTERN__CODE__DRAINING, "the worker is being stopped");
     if (h->leaving)
         return refuse_generate(h, from, g, CISTERN__CODE__MOVED, "the pipeline is being drained");
+    if (h->life && !h->link)
+        return refuse_generate(h, from, g, CISTERN__CODE__NOT_READY, stage_lost.text);
     if (h->queue.n >= HEAD_QUEUE_MAX)
         return refuse_generate(h, from, g, CISTERN__CODE__QUEUE_FULL, "too many requests wait");
     if (request_from(g, from, &limits, &refusal, &r) < 0)
@@ -156,8 +158,18 @@ static void on_ring(void *arg, uint32_t events)
     head_step(h);
 }
 
+static void queue_end(struct head *h, const struct ending *ending)
+{
+    struct request *r;
+    while ((r = queue_take(&h->queue, NULL, NULL))) {
+        gateways_finished(h->gateways, r, ending);
+        request_free(r);
+    }
+}
+
 /* ---- lives ---- */
 
+/* Everything is ended, also what has no lane yet: another pipeline may be ready for it. */
 void head_life_over(struct head *h)
 {
     if (!h->link) return;
@@ -170,8 +182,8 @@ void head_life_over(struct head *h)
     windows_end(h);
     link_unref(TAKE(h->link));
     for (uint32_t i = 0; i < h->setup.n_lanes; i++)
-        if (lane_is_active(&h->lanes[i]))
-            admission_end(h, &h->lanes[i], &stage_lost, h->lanes[i].posted, true);
+        admission_end(h, &h->lanes[i], &stage_lost, h->lanes[i].posted, true);
+    queue_end(h, &stage_lost);
     head_step(h);
 }
 
@@ -306,11 +318,7 @@ void head_tick(struct head *h)
 void head_drain(struct head *h)
 {
     h->draining = true;
-    struct request *r;
-    while ((r = queue_take(&h->queue, NULL, NULL))) {
-        gateways_finished(h->gateways, r, &draining_end);
-        request_free(r);
-    }
+    queue_end(h, &draining_end);
     head_step(h);
 }
 
