@@ -16,7 +16,7 @@
 #include <sys/statvfs.h>
 
 #include "common/config.h"
-#include "poold/death.h"
+#include "common/death.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

@@ -7,9 +7,9 @@
 #include <errno.h>
 #include <string.h>
 
+#include "common/death.h"
 #include "common/log.h"
 #include "poold/daemon.h"
-#include "poold/death.h"
 #include "proto/kv_block.h"
 
 enum {

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "poold/death.h"
+#include "common/death.h"
 #include "poold/match.h"
 #include "poold/plan.h"
 #include "poold/pool.h"

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/death.h"
 #include "common/log.h"
-#include "poold/death.h"
 
 uint64_t pool_clock_us(void)
 {

@@ -8,9 +8,9 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
+#include "common/death.h"
 #include "common/log.h"
 #include "poold/daemon.h"
-#include "poold/death.h"
 
 enum { COPY_CHUNKS = 1 }; /* room to copy a partly common chunk into, besides one whole context */
 

@@ -13,7 +13,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-#include "poold/death.h"
+#include "common/death.h"
 
 enum { PAGE_BYTES = 4096 };
 

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "poold/death.h"
+#include "common/death.h"
 
 void mapped_file_fini(struct mapped_file *f)
 {

@@ -8,9 +8,9 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "common/death.h"
 #include "common/log.h"
 #include "poold/daemon.h"
-#include "poold/death.h"
 #include "poold/plan.h"
 #include "poold/transfers.h"
 

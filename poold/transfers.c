@@ -8,7 +8,7 @@
 
 #include <errno.h>
 
-#include "poold/death.h"
+#include "common/death.h"
 #include "poold/plan.h"
 
 /* The body of a new row of this holder; what it held before is nobody's. */

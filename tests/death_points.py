@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Fails when a store of poold to shared memory has no death point (poold/death.h), or a commit none
+"""Fails when a store of poold to shared memory has no death point (common/death.h), or a commit none
 behind it.
 
 A store is a line that calls shm_store_*() or __atomic_store_n(), or that assigns to, or copies into,

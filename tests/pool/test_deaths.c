@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Death at every point: one scenario of operations is run once whole, which tells the points that
- * it comes by (poold/death.h), then once for each point, where poold kills itself. It comes back,
+ * it comes by (common/death.h), then once for each point, where poold kills itself. It comes back,
  * the heads attach again with what they hold and ask again what has no answer, and every step of
  * the scenario must still end as it would have (model.h). A point of the source that the scenario
  * never comes by is a failure.
