@@ -77,7 +77,8 @@ const struct config_key config_keys[] = {
         "Cells whose K and V a GPU keeps in its own memory too, at most; the rest is read from the "
         "pool."),
     U32(worker, stuck_ms, 100, 3600000, "10000",
-        "Milliseconds of silence after which a serving worker is killed."),
+        "Milliseconds of silence, or of windows in flight and no progress, after which a serving "
+        "worker is killed."),
     U32(worker, start_ms, 1000, 86400000, "600000",
         "Milliseconds of silence after which a starting worker is killed."),
     TEXT(worker, trace, "", "Debug: a file that gets a hash of each row of logits."),

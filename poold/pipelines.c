@@ -10,14 +10,14 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
+#include "common/death.h"
 #include "common/log.h"
 #include "poold/daemon.h"
-#include "poold/death.h"
 
 enum {
     PAGE_BYTES = 4096,
-    PHASE_SERVING = 2,    /* of a heartbeat */
     RESUME_US = 60000000, /* that a waiting row is kept for its gateway */
+    LATE_US = 500000,     /* between two looks at the deadlines, twice as long as meant */
     STRAY_BEATS = 4,      /* beats in another life before a new one is made: about a second */
 };
 
@@ -171,7 +171,8 @@ static bool is_ready(const struct daemon *d, uint32_t pipeline)
     if (!all_attached(d, pipeline) || d->pipeline[pipeline].needs_life) return false;
     for (uint32_t s = 0; s < record(d, pipeline)->n_stages; s++) {
         const struct process *w = stage_of(d, pipeline, s);
-        if (w->phase != PHASE_SERVING || w->life != record(d, pipeline)->life) return false;
+        if (w->beat.phase != PROCESS_SERVING || w->beat.life != record(d, pipeline)->life)
+            return false;
     }
     return true;
 }
@@ -225,15 +226,16 @@ void pipeline_tell(struct daemon *d, struct process *who)
 void pipeline_heartbeat(struct daemon *d, struct process *who, const Cistern__Envelope *m)
 {
     struct worker_facts *f = who->owner;
-    who->beat_us = now_us();
-    who->phase = m->heartbeat->phase;
-    who->life = m->heartbeat->life;
-    who->last_window = m->heartbeat->last_window;
+    const struct process_beat beat = {m->heartbeat->phase, m->heartbeat->life,
+                                      m->heartbeat->last_window, m->heartbeat->due_window,
+                                      m->heartbeat->steps};
+    process_take_beat(who, &beat, now_us());
     if (!f || !f->answered || !who->placed || !d->pool) return;
     /* Back after poold's restart in the middle of handing out a life that it never got. One beat
      * proves nothing: it may have been on its way since before the attach. */
     uint32_t life = record(d, f->pipeline)->life;
-    bool stray = who->phase == PHASE_SERVING && who->life != life && f->sent_life != life;
+    bool stray =
+        who->beat.phase == PROCESS_SERVING && who->beat.life != life && f->sent_life != life;
     f->strays = stray ? f->strays + 1 : 0;
     if (f->strays >= STRAY_BEATS) d->pipeline[f->pipeline].needs_life = true;
     pipeline_update(d, f->pipeline);
@@ -307,22 +309,21 @@ static void give_up_absent(struct daemon *d)
     }
 }
 
-/* A poold that was itself late first reads what has come: its silence is not theirs. */
+/* A poold that was itself late first reads what has come, and all deadlines start anew: its silence
+ * is not theirs. */
 void pipeline_judge(struct daemon *d)
 {
     uint64_t now = now_us();
-    bool late = now - d->tick_us > 1000000;
+    bool late = now - d->tick_us > LATE_US;
     d->tick_us = now;
     struct process *next;
     for (struct process *w = processes_first(d->processes); w; w = next) {
         next = w->next;
-        if (late) w->beat_us = now;
+        if (late) process_excuse(w, now);
         if (w->role != POOL_ROLE_WORKER || w->sock < 0 || w->dying) continue;
-        bool serving = w->phase == PHASE_SERVING;
-        uint64_t limit_ms = serving ? d->config->worker.stuck_ms : d->config->worker.start_ms;
-        if (now - w->beat_us < limit_ms * 1000) continue;
-        process_kill(w, serving ? "it serves, and has been silent for worker.stuck_ms"
-                                : "it starts, and has been silent for worker.start_ms");
+        const char *reason = process_stuck(w, now, d->config->worker.stuck_ms * UINT64_C(1000),
+                                           d->config->worker.start_ms * UINT64_C(1000));
+        if (reason) process_kill(w, reason);
     }
     if (!d->pool) return;
     give_up_absent(d);

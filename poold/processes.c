@@ -14,8 +14,8 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
+#include "common/death.h"
 #include "common/log.h"
-#include "poold/death.h"
 
 struct processes {
     struct loop *loop;
@@ -153,6 +153,31 @@ void process_kill(struct process *w, const char *reason)
         log_error("%s: cannot be killed: %s", process_name(w), strerror(errno));
 }
 
+void process_take_beat(struct process *w, const struct process_beat *b, uint64_t now)
+{
+    const struct process_beat *last = &w->beat;
+    bool goes_on =
+        b->last_window != last->last_window || b->steps != last->steps || b->phase != last->phase;
+    bool idle = b->due_window <= b->last_window;
+    if (goes_on || idle) w->moved_us = now;
+    w->beat_us = now;
+    w->beat = *b;
+}
+
+void process_excuse(struct process *w, uint64_t now) { w->beat_us = w->moved_us = now; }
+
+const char *process_stuck(const struct process *w, uint64_t now, uint64_t stuck_us,
+                          uint64_t start_us)
+{
+    if (w->beat.phase != PROCESS_SERVING)
+        return now - w->beat_us < start_us ? NULL
+                                           : "it starts, and has been silent for worker.start_ms";
+    if (now - w->beat_us >= stuck_us) return "it serves, and has been silent for worker.stuck_ms";
+    if (w->beat_us - w->moved_us >= stuck_us) /* by what it told, not by what is on its way */
+        return "it has windows in flight, and its device has not gone on for worker.stuck_ms";
+    return NULL;
+}
+
 int process_send(struct process *w, struct lifeline_files *packet, const int *fds, uint32_t n_fds)
 {
     if (w->sock < 0) return -ENOTCONN;
@@ -262,7 +287,7 @@ static void admit(struct processes *p, int sock)
     struct process *w = no ? NULL : process_for(p, &hello, &cred);
     if (!w) return refuse(sock, p->self, no ? no : "its incarnation is known already");
     w->sock = fcntl(sock, F_DUPFD_CLOEXEC, 0);
-    w->beat_us = now_us();
+    w->beat_us = w->moved_us = now_us();
     int r = 0;
     if (w->pidfd < 0) {
         w->pidfd = TAKE_FD(pidfd);
@@ -412,7 +437,8 @@ static void adopt(struct processes *p, struct segment *s, int record)
         .stage = r->stage,
         .record = record,
         .beat_us = now_us(),
-        .phase = 2,
+        .moved_us = now_us(),
+        .beat.phase = PROCESS_SERVING,
         .pidfd = (int)syscall(SYS_pidfd_open, r->pid, 0),
     };
     p->first = w;

@@ -20,6 +20,14 @@
 
 struct processes;
 
+enum { PROCESS_STARTING = 1, PROCESS_SERVING = 2 }; /* Heartbeat.phase; 0: none came yet */
+
+/* A worker's heartbeat (proto/cistern.proto). */
+struct process_beat {
+    uint32_t phase, life;
+    uint64_t last_window, due_window, steps;
+};
+
 struct process {
     struct process *next;
     struct processes *all;
@@ -32,10 +40,11 @@ struct process {
     bool dying;  /* killed, not yet confirmed */
     bool placed; /* a worker that has its place */
     uint32_t pipeline, stage;
-    int record;           /* index in the segment's process records, or -1 */
-    uint32_t phase, life; /* of its last heartbeat */
-    uint64_t last_window, beat_us;
-    void *owner; /* what attach.c keeps about it */
+    int record;               /* index in the segment's process records, or -1 */
+    struct process_beat beat; /* its last one */
+    uint64_t beat_us;         /* when it came */
+    uint64_t moved_us; /* when a beat last told that its device goes on, or has nothing to do */
+    void *owner;       /* what attach.c keeps about it */
 };
 
 struct processes_events {
@@ -54,6 +63,14 @@ struct process *process_at(const struct processes *p, uint32_t pipeline, uint32_
 
 /* Ends it; dead() follows when that is confirmed. Logs who and why. */
 void process_kill(struct process *who, const char *reason);
+/* A heartbeat came. */
+void process_take_beat(struct process *who, const struct process_beat *beat, uint64_t now_us);
+/* Starts its deadlines anew. */
+void process_excuse(struct process *who, uint64_t now_us);
+/* Why a worker is to be made a dead one: it is silent, or serves, has windows in flight and its
+ * device does not go on. NULL: it is well. */
+const char *process_stuck(const struct process *who, uint64_t now_us, uint64_t stuck_us,
+                          uint64_t start_us);
 int process_send(struct process *who, struct lifeline_files *packet, const int *fds,
                  uint32_t n_fds);
 

@@ -76,7 +76,7 @@ static json_t *processes_of(const struct daemon *d)
         if (w->placed) {
             json_object_set_new(o, "pipeline", json_integer(w->pipeline));
             json_object_set_new(o, "stage", json_integer(w->stage));
-            json_object_set_new(o, "phase", json_string(phases[min_u32(w->phase, 2)]));
+            json_object_set_new(o, "phase", json_string(phases[min_u32(w->beat.phase, 2)]));
         }
         json_array_append_new(list, o);
     }

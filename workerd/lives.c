@@ -31,6 +31,7 @@ static void life_over(struct lives *l)
 {
     if (!l->live) return;
     l->live = false;
+    link_unref(TAKE(l->link));
     order_give(l, NULL, -1);
     if (l->head) head_life_over(l->head);
 }
@@ -138,6 +139,7 @@ static int life_begin(struct lives *l, const struct lifeline_files *f, int *fds,
     life_over(l);
     l->life = f->life;
     l->live = true;
+    l->link = link_ref(link);
     peers_read(l);
     log_info("life %u begins", l->life);
     order_give(l, link, TAKE_FD(ring));
@@ -153,14 +155,23 @@ int lives_files(struct lives *l, const struct lifeline_files *f, int *fds, uint3
     return 0;
 }
 
-void lives_beat(const struct lives *l, uint32_t *ret_life, uint64_t *ret_window)
+/* A life that is over is to be let go of, which the device thread says as its last window. Between
+ * that and the next life it may take its time: memory is made known to a device. */
+void lives_beat(const struct lives *l, Cistern__Heartbeat *ret)
 {
-    *ret_life = 0;
-    *ret_window = 0;
-    if (!l->live) return;
-    *ret_window = shm_load_u64(&l->pool->page->drained);
+    if (l->life == 0) return;
+    uint64_t done = shm_load_u64(&l->pool->page->drained);
+    uint64_t due = l->live ? bell_count(link_bell(l->link, l->stage)) : POOL_WINDOW_ALL;
+    bool let_go = (done & POOL_WINDOW_ALL) == POOL_WINDOW_ALL;
+    ret->last_window = done;
+    ret->due_window = let_go ? done : pool_window(l->life, due);
+    ret->steps = stage_steps(l->device);
     /* Until the device thread has taken up this life its page is still at an older one. */
-    if (pool_window_life(*ret_window) == l->life) *ret_life = l->life;
+    if (l->live && pool_window_life(done) == l->life) ret->life = l->life;
 }
 
-void lives_fini(struct lives *l) { pool_map_unref(TAKE(l->pool)); }
+void lives_fini(struct lives *l)
+{
+    link_unref(TAKE(l->link));
+    pool_map_unref(TAKE(l->pool));
+}

@@ -22,6 +22,7 @@ struct lives {
 
     struct pool_map *pool;           /* NULL before the first attach */
     uint32_t life;                   /* of the last link; 0: none yet */
+    struct link *link;               /* of the life that is served */
     bool live;                       /* that life is being served */
     uint64_t peers[POOL_STAGES_MAX]; /* incarnations of its stages' workers */
     uint32_t missing;                /* looks in a row at which one of them had no process record */
@@ -35,8 +36,9 @@ int lives_files(struct lives *l, const struct lifeline_files *f, int *fds, uint3
 void lives_died(struct lives *l, uint64_t incarnation);
 /* Now and then: a death may have been told while poold's connection was down. */
 void lives_look(struct lives *l);
-/* For the heartbeat: the life that the device thread has taken up (0: none) and its last window. */
-void lives_beat(const struct lives *l, uint32_t *ret_life, uint64_t *ret_window);
+/* Fills a heartbeat: the life that the device thread has taken up (0: none), the last window that
+ * it has done, and the one that it is to come to. */
+void lives_beat(const struct lives *l, Cistern__Heartbeat *ret);
 void lives_fini(struct lives *l);
 
 #endif

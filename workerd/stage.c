@@ -19,6 +19,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include "common/death.h"
 #include "common/log.h"
 #include "workerd/trace.h"
 
@@ -37,6 +38,7 @@ struct stage {
     /* Between the threads, atomic. */
     struct stage_order *order; /* given, not yet taken */
     int progress;
+    uint64_t steps;
     struct model *model; /* stored when loaded; what it points to is the device thread's */
 
     /* The device thread's. */
@@ -117,6 +119,7 @@ static void window_build(struct stage *s, struct window *w, uint32_t count)
         .n_cells = pool->n_cells,
         .chunk_cells = pool->chunk_cells,
         .probs = link_probs(l, count),
+        .steps = &s->steps,
     };
     for (uint32_t i = 0; i < w->n_lanes; i++) {
         const struct link_lane *from = &s->copy.lanes[i];
@@ -184,6 +187,7 @@ static void window_run(struct stage *s)
     }
     struct window w;
     window_build(s, &w, count);
+    DEATH_POINT("window-taken");
     uint64_t start = now_us();
     window_copy(s, &w);
     int r = model_run(s->model, &w);
@@ -354,6 +358,8 @@ int stage_progress(const struct stage *s)
 {
     return __atomic_load_n(&s->progress, __ATOMIC_RELAXED);
 }
+
+uint64_t stage_steps(const struct stage *s) { return __atomic_load_n(&s->steps, __ATOMIC_RELAXED); }
 
 bool stage_stop(struct stage *s, uint32_t timeout_ms)
 {

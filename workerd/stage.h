@@ -42,6 +42,8 @@ int stage_new(struct loop *l, const struct stage_setup *setup, struct why *why, 
 void stage_give(struct stage *s, struct stage_order *order);
 const struct model_facts *stage_facts(const struct stage *s); /* NULL until it is loaded */
 int stage_progress(const struct stage *s);                    /* 0..100 */
+/* Rises while the device goes on within a window, where the backend can tell. */
+uint64_t stage_steps(const struct stage *s);
 /* Ends the thread after the window in hand; false when that took longer than timeout_ms: then the
  * stage can't be freed and the process is to _exit. */
 bool stage_stop(struct stage *s, uint32_t timeout_ms);

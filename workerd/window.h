@@ -48,6 +48,8 @@ struct window {
     uint64_t n_cells;
     uint32_t chunk_cells;
     struct link_probs *probs; /* out, last stage, [n_rows]: of the rows whose lanes want them */
+    uint64_t *steps; /* optional: raised now and then while the window is computed, by a backend
+                        that can tell; another thread reads it */
 };
 
 #endif

@@ -77,7 +77,7 @@ static void beat_send(struct worker *w)
 {
     Cistern__Heartbeat beat = CISTERN__HEARTBEAT__INIT;
     beat.phase = w->attached ? PHASE_SERVING : PHASE_STARTING;
-    if (w->attached) lives_beat(&w->lives, &beat.life, &beat.last_window);
+    if (w->attached) lives_beat(&w->lives, &beat);
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_HEARTBEAT;
     m.heartbeat = &beat;

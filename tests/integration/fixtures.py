@@ -13,6 +13,9 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "demo_model: needs the demo model, too slow for builds with sanitizers"
     )
+    config.addinivalue_line(
+        "markers", "death_points: stops or hangs a worker at a named point (-Ddeath_points=true)"
+    )
 
 
 @pytest.fixture(scope="session")

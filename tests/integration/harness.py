@@ -53,7 +53,7 @@ def eventually(condition, what, seconds=30):
 
 
 class Process:
-    def __init__(self, name, command, folder, notify_path):
+    def __init__(self, name, command, folder, environment):
         def die_with_parent():
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -65,7 +65,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=dict(os.environ, NOTIFY_SOCKET=notify_path),
+                env={**os.environ, **environment},
                 preexec_fn=die_with_parent,
             )
         self.pid = self.popen.pid
@@ -99,6 +99,9 @@ class Process:
     def freeze(self):
         """Returns when every thread of it stands still."""
         self.send(signal.SIGSTOP)
+        self.wait_frozen()
+
+    def wait_frozen(self):
         tasks = pathlib.Path(f"/proc/{self.pid}/task")
 
         def stands():
@@ -213,10 +216,11 @@ class Cistern:
         new.write_text(text)
         return new.rename(path)
 
-    def launch(self, program, *arguments, name=None):
+    def launch(self, program, *arguments, name=None, **environment):
         """Starts a program; does not wait for it."""
         command = [BUILD / program / program, "--config", self.write_config(), *arguments]
-        p = Process(name or program, command, self.folder, self.notify.path)
+        environment["NOTIFY_SOCKET"] = self.notify.path
+        p = Process(name or program, command, self.folder, environment)
         self.processes.append(p)
         return p
 
@@ -237,8 +241,8 @@ class Cistern:
         self.poold = self.launch("poold")
         self.wait_ready(self.poold)
 
-    def start_worker(self, stage, wait=True):
-        p = self.launch("workerd", "--stage", stage, name=f"workerd-{stage}")
+    def start_worker(self, stage, wait=True, **environment):
+        p = self.launch("workerd", "--stage", stage, name=f"workerd-{stage}", **environment)
         self.workers[stage] = p
         if wait:
             self.wait_ready(p)
@@ -318,11 +322,11 @@ class Cistern:
 
     # ---- traces and memory
 
-    def trace(self):
+    def trace(self, path=None):
         """What worker.trace wrote: {request: {position: (token, hash of the row's logits)}}, in the
         order in which requests first appear."""
         rows = {}
-        for line in pathlib.Path(self.settings["worker.trace"]).read_text().splitlines():
+        for line in pathlib.Path(path or self.settings["worker.trace"]).read_text().splitlines():
             request, _row, position, token, value = line.split()
             rows.setdefault(request, {})[int(position)] = (token, value)
         return rows

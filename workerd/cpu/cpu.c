@@ -278,6 +278,7 @@ static void cpu_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_c
 static void cpu_begin(struct backend *b, const struct window *w)
 {
     b->n_ops = 0;
+    b->steps = w->steps;
     b->failed = b->arena ? 0 : -EINVAL;
     if (b->arena) cpu_plan_begin(b, w);
 }

@@ -167,6 +167,7 @@ struct backend {
     uint32_t *chunk_words; /* [lane][chunks of the context] */
 
     struct cpu_op *op;
+    uint64_t *steps; /* as in struct window */
     uint32_t n_ops, max_ops;
     int failed;
 };

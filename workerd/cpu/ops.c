@@ -16,6 +16,17 @@ enum {
                            a thread that was interrupted to be helped */
 };
 
+/* This thread's share of an operation: what it takes before the others do. */
+static void op_share(struct cpu_op *op, uint32_t thread)
+{
+    for (;;) {
+        uint32_t t = __atomic_fetch_add(&op->next, op->per_take, __ATOMIC_RELAXED);
+        if (t >= op->n_tasks) return;
+        for (uint32_t end = min_u32(t + op->per_take, op->n_tasks); t < end; t++)
+            op->run(op, thread, t);
+    }
+}
+
 static void list_run(void *arg, uint32_t thread)
 {
     struct backend *b = arg;
@@ -26,12 +37,8 @@ static void list_run(void *arg, uint32_t thread)
                 op->run(op, thread, t);
             continue;
         }
-        for (;;) {
-            uint32_t t = __atomic_fetch_add(&op->next, op->per_take, __ATOMIC_RELAXED);
-            if (t >= op->n_tasks) break;
-            for (uint32_t end = min_u32(t + op->per_take, op->n_tasks); t < end; t++)
-                op->run(op, thread, t);
-        }
+        op_share(op, thread);
+        if (thread == 0 && b->steps) __atomic_store_n(b->steps, *b->steps + 1, __ATOMIC_RELAXED);
         if (i + 1 < b->n_ops) team_barrier(b->team); /* team_run has one after the last */
     }
 }
