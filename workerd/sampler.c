@@ -11,24 +11,116 @@
 
 #include "common/base.h"
 
-static uint32_t argmax(const float *logits, uint32_t n)
+enum {
+    LANES = 16,       /* of a pass over a row: independent, so that compilers use vectors */
+    BLOCK = 64,       /* logits that are summed at once; a multiple of LANES */
+    FIRST_TAKEN = 256 /* candidates looked at first; most probability lies in fewer */
+};
+
+/* ---- passes over a row ---- */
+
+/* The largest logit; NaN when there is one. */
+static float largest(const float *logits, uint32_t n)
 {
-    uint32_t best = 0;
-    bool found = false;
-    for (uint32_t i = 0; i < n; i++) {
-        if (isnan(logits[i]) || (found && !(logits[i] > logits[best]))) continue;
-        best = i;
-        found = true;
+    float most[LANES];
+    bool nan = false;
+    uint32_t i = 0;
+    for (uint32_t j = 0; j < LANES; j++)
+        most[j] = -INFINITY;
+    for (; i + LANES <= n; i += LANES)
+        for (uint32_t j = 0; j < LANES; j++) {
+            most[j] = logits[i + j] > most[j] ? logits[i + j] : most[j];
+            nan |= logits[i + j] != logits[i + j];
+        }
+    for (; i < n; i++) {
+        most[0] = logits[i] > most[0] ? logits[i] : most[0];
+        nan |= logits[i] != logits[i];
     }
-    return best;
+    for (uint32_t j = 1; j < LANES; j++)
+        most[0] = most[j] > most[0] ? most[j] : most[0];
+    return nan ? NAN : most[0];
 }
 
-static bool has_nan(const float *logits, uint32_t n)
+/* Vectors as compilers have them everywhere: each lane is computed like a number alone. */
+typedef double pair __attribute__((vector_size(16)));
+typedef int64_t pair_bits __attribute__((vector_size(16)));
+enum { PAIR = 2 };
+
+static inline pair both(double v) { return (pair){v, v}; }
+static inline pair only_where(pair_bits wanted, pair v) { return (pair)((pair_bits)v & wanted); }
+
+/* e^x for x <= 0, within 1e-14 of it: 2^k e^r by a Taylor series to r^12, |r| <= log(2) / 2, which
+ * leaves out less than 2e-16. 0 where e^x is no normal number, and for a NaN. Ours, since a C
+ * library's bits differ between processors, and a token drawn must not. */
+static inline pair exp_below(pair x)
 {
-    bool nan = false;
+    static const double term[] = {1.0 / 479001600,
+                                  1.0 / 39916800,
+                                  1.0 / 3628800,
+                                  1.0 / 362880,
+                                  1.0 / 40320,
+                                  1.0 / 5040,
+                                  1.0 / 720,
+                                  1.0 / 120,
+                                  1.0 / 24,
+                                  1.0 / 6,
+                                  0.5,
+                                  1,
+                                  1};
+    const pair magic = both(0x1.8p52); /* added and subtracted: rounds to an integer */
+    pair_bits normal = x >= both(-708);
+    pair y = only_where(normal, x), sum = y * both(0x1.71547652b82fep+0) + magic, k = sum - magic;
+    pair r =
+        y - k * both(0x1.62e42fefa3800p-1); /* log(2) in two parts; k times this one is exact */
+    r -= k * both(0x1.ef35793c76730p-45);
+    pair p = both(term[0]);
+    for (size_t i = 1; i < ARRAY_LEN(term); i++)
+        p = p * r + both(term[i]);
+    pair_bits power = ((pair_bits)sum + 1023) << 52; /* k lies in the lowest bits of the sum */
+    return only_where(normal, p * (pair)power);
+}
+
+/* How likely logits are beside the largest, at 1 / per. Equal infinities are equally likely. */
+static inline pair weights(pair logits, double most, double per)
+{
+    return exp_below(only_where(logits != both(most), (logits - both(most)) * both(per)));
+}
+
+static double weight(float logit, float most, double per)
+{
+    return weights(both((double)logit), (double)most, per)[0];
+}
+
+/* Of at most BLOCK logits; the order of the additions depends on n alone. */
+static double block_sum(const float *logits, uint32_t n, float most, double per)
+{
+    pair lane[LANES / PAIR] = {0};
+    uint32_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (uint32_t j = 0; j < LANES / PAIR; j++) {
+            const float *at = logits + i + j * PAIR;
+            lane[j] += weights((pair){(double)at[0], (double)at[1]}, (double)most, per);
+        }
+    for (; i < n; i++)
+        lane[0] += (pair){weight(logits[i], most, per), 0};
+    for (uint32_t j = 1; j < LANES / PAIR; j++)
+        lane[0] += lane[j];
+    return lane[0][0] + lane[0][1];
+}
+
+static double row_sum(const float *logits, uint32_t n, float most, double per)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i += BLOCK)
+        sum += block_sum(logits + i, min_u32(BLOCK, n - i), most, per);
+    return sum;
+}
+
+static uint32_t find(const float *logits, uint32_t n, float logit)
+{
     for (uint32_t i = 0; i < n; i++)
-        nan |= logits[i] != logits[i];
-    return nan;
+        if (logits[i] == logit) return i;
+    return 0;
 }
 
 static uint32_t lowest_number(const float *logits, uint32_t n)
@@ -37,6 +129,8 @@ static uint32_t lowest_number(const float *logits, uint32_t n)
         if (!isnan(logits[i])) return i;
     return 0;
 }
+
+/* ---- candidates ---- */
 
 /* Larger logit first, lower id on a tie: a strict order, so that the result of a sort is one. */
 static bool before(struct sampler_candidate a, struct sampler_candidate b)
@@ -78,33 +172,61 @@ static void take_first(const float *logits, uint32_t n, uint32_t k, struct sampl
     qsort(c, k, sizeof(*c), compare);
 }
 
-static double weight(const struct sampler_candidate *c, uint32_t i, double per)
+/* How many of n ordered candidates hold so much of the probability: the fewest that reach it; n + 1
+ * when they don't. */
+static uint32_t reach(const struct sampler_candidate *c, uint32_t n, double share)
 {
-    /* The largest logit may be infinite: it then has all the weight. */
-    return c[i].logit == c[0].logit ? 1 : exp(((double)c[i].logit - (double)c[0].logit) * per);
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += weight(c[i].logit, c[0].logit, 1);
+        if (sum >= share) return i + 1;
+    }
+    return n + 1;
 }
 
-/* How many of n ordered candidates hold top_p of the probability: the fewest that reach it. */
-static uint32_t keep_top_p(const struct sampler_candidate *c, uint32_t n, double top_p)
+static double candidates_sum(const struct sampler_candidate *c, uint32_t n, double per)
 {
-    double all = 0, sum = 0;
+    double sum = 0;
     for (uint32_t i = 0; i < n; i++)
-        all += weight(c, i, 1);
-    for (uint32_t i = 0; i < n; i++) {
-        sum += weight(c, i, 1);
-        if (sum >= top_p * all) return i + 1;
-    }
-    return n;
+        sum += weight(c[i].logit, c[0].logit, per);
+    return sum;
 }
 
 /* How many are at least min_p times as likely as the first. */
 static uint32_t keep_min_p(const struct sampler_candidate *c, uint32_t n, double min_p)
 {
     uint32_t kept = 1;
-    while (kept < n && weight(c, kept, 1) >= min_p)
+    while (kept < n && weight(c[kept].logit, c[0].logit, 1) >= min_p)
         kept++;
     return kept;
 }
+
+/* The candidates that all filters keep, in order. Where top_k says no number, so many are taken
+ * that the other two filters are decided within them. */
+static uint32_t candidates(const float *logits, uint32_t n_vocab, float most,
+                           const struct sampling *s, struct sampler_candidate *c)
+{
+    bool all = s->top_k == 0 || s->top_k >= n_vocab;
+    uint32_t n = all ? min_u32(FIRST_TAKEN, n_vocab) : s->top_k, kept = n;
+    double sum = all && s->top_p < 1 ? row_sum(logits, n_vocab, most, 1) : 0;
+    for (;; n = (uint32_t)min_u64((uint64_t)n * 8, n_vocab)) {
+        take_first(logits, n_vocab, n, c);
+        if (s->top_p < 1)
+            kept = reach(c, n, (double)s->top_p * (all ? sum : candidates_sum(c, n, 1)));
+        else
+            kept = all && n < n_vocab ? n + 1 : n;
+        bool decided = kept <= n;
+        kept = min_u32(kept, n);
+        if (s->min_p > 0) {
+            uint32_t likely = keep_min_p(c, n, (double)s->min_p);
+            decided |= likely < n;
+            kept = min_u32(kept, likely);
+        }
+        if (decided || n == n_vocab || !all) return kept;
+    }
+}
+
+/* ---- drawing ---- */
 
 /* splitmix64's finisher (Steele, Lea, Flood 2014) over a counter made of the position. */
 static uint64_t mixed(uint64_t v)
@@ -123,26 +245,43 @@ static double uniform(uint64_t seed, uint32_t pos)
 
 static uint32_t draw(const struct sampler_candidate *c, uint32_t n, double temperature, double u)
 {
-    double all = 0, sum = 0;
-    for (uint32_t i = 0; i < n; i++)
-        all += weight(c, i, 1 / temperature);
+    double want = u * candidates_sum(c, n, 1 / temperature), sum = 0;
     for (uint32_t i = 0; i < n; i++) {
-        sum += weight(c, i, 1 / temperature);
-        if (u * all < sum) return c[i].id;
+        sum += weight(c[i].logit, c[0].logit, 1 / temperature);
+        if (want < sum) return c[i].id;
     }
     return c[n - 1].id;
+}
+
+/* The same of a whole row in the order of the ids, which needs no sorting. */
+static uint32_t draw_row(const float *logits, uint32_t n, float most, double temperature, double u)
+{
+    double per = 1 / temperature, want = u * row_sum(logits, n, most, per), sum = 0;
+    uint32_t i = 0, last = 0;
+    for (double block; i < n; i += BLOCK, sum += block) {
+        block = block_sum(logits + i, min_u32(BLOCK, n - i), most, per);
+        if (want < sum + block) break;
+    }
+    for (; i < n; i++) {
+        double w = weight(logits[i], most, per);
+        sum += w;
+        if (want < sum) return i;
+        if (w > 0) last = i; /* where rounding leaves nothing to draw from */
+    }
+    return last;
 }
 
 uint32_t sample(const float *logits, uint32_t n_vocab, const struct sampling *s, uint32_t pos,
                 struct sampler_candidate *scratch)
 {
-    if (has_nan(logits, n_vocab)) return lowest_number(logits, n_vocab);
-    if (!(s->temperature > 0)) return argmax(logits, n_vocab);
-    uint32_t n = s->top_k > 0 && s->top_k < n_vocab ? s->top_k : n_vocab;
-    take_first(logits, n_vocab, n, scratch);
-    if (s->top_p < 1) n = keep_top_p(scratch, n, s->top_p);
-    if (s->min_p > 0) n = keep_min_p(scratch, n, s->min_p);
-    return draw(scratch, n, s->temperature, uniform(s->seed, pos));
+    float most = largest(logits, n_vocab);
+    if (isnan(most)) return lowest_number(logits, n_vocab);
+    if (!(s->temperature > 0)) return find(logits, n_vocab, most);
+    double u = uniform(s->seed, pos), temperature = (double)s->temperature;
+    if (s->top_k == 0 && !(s->top_p < 1) && !(s->min_p > 0))
+        return draw_row(logits, n_vocab, most, temperature, u);
+    uint32_t n = candidates(logits, n_vocab, most, s, scratch);
+    return draw(scratch, n, temperature, u);
 }
 
 /* ---- biases and penalties ---- */
@@ -202,13 +341,10 @@ static double below(float logit, float most)
 void sampler_probs(const float *logits, uint32_t n_vocab, uint32_t token, uint32_t n_top,
                    struct sampler_candidate *scratch, struct link_probs *ret)
 {
+    float most = largest(logits, n_vocab);
     *ret = (struct link_probs){.logprob = -INFINITY};
-    if (has_nan(logits, n_vocab)) return;
-    float most = logits[argmax(logits, n_vocab)];
-    double sum = 0;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        sum += exp(below(logits[i], most));
-    double norm = log(sum);
+    if (isnan(most)) return;
+    double norm = log(row_sum(logits, n_vocab, most, 1));
     ret->logprob = (float)(below(logits[token], most) - norm);
     ret->n_top = min_u32(min_u32(n_top, LINK_TOP_MAX), n_vocab);
     if (ret->n_top == 0) return;

@@ -63,9 +63,9 @@ struct sampler_candidate {
 uint32_t sample(const float *logits, uint32_t n_vocab, const struct sampling *s, uint32_t pos,
                 struct sampler_candidate *scratch);
 
-/* The logarithm of the softmax of the logits as they are, summed in double in the order of the ids:
- * of token, and of the n_top (at most LINK_TOP_MAX) most likely. A row with a NaN has none: logprob
- * is then -INFINITY and ret->n_top 0. scratch as above. */
+/* The logarithm of the softmax of the logits as they are, summed in double: of token, and of the
+ * n_top (at most LINK_TOP_MAX) most likely. A row with a NaN has none: logprob is then -INFINITY
+ * and ret->n_top 0. scratch as above. */
 void sampler_probs(const float *logits, uint32_t n_vocab, uint32_t token, uint32_t n_top,
                    struct sampler_candidate *scratch, struct link_probs *ret);
 

@@ -111,6 +111,66 @@ START_TEST(heads_of_a_large_vocabulary_are_found)
 }
 END_TEST
 
+/* Thousands of equals: what is kept reaches far beyond the candidates that are looked at first, and
+ * ends at an id that is known, since of equals the lower come first. */
+static const struct {
+    struct sampling s;
+    uint32_t kept;
+} flat[] = {
+    {{.temperature = 1, .top_p = 1},                    5000},
+    {{.temperature = 3, .top_p = 1},                    5000},
+    {{.temperature = 1, .top_p = 0.5F},                 2500},
+    {{.temperature = 1, .top_p = 0.125F},               625 },
+    {{.temperature = 1, .top_p = 0.0625F},              313 }, /* 312.5 */
+    {{.temperature = 1, .top_p = 1, .min_p = 1},        5000},
+    {{.temperature = 1, .top_p = 0.75F, .min_p = 0.5F}, 3750},
+    {{.temperature = 1, .top_k = 1000, .top_p = 0.5F},  500 },
+};
+
+START_TEST(many_equals_are_kept_and_drawn_alike)
+{
+    enum { LARGE = 5000, TENTHS = 10, FEW = 1000 };
+    CLEANUP(freep) float *l = xcalloc(LARGE, sizeof(*l));
+    CLEANUP(freep) struct sampler_candidate *c = xcalloc(LARGE, sizeof(*c));
+    struct sampling s = flat[_i].s;
+    uint32_t tenth[TENTHS] = {0}, kept = flat[_i].kept;
+    for (uint32_t i = 0; i < LARGE; i++)
+        l[i] = -7;
+    s.seed = 5;
+    for (uint32_t pos = 0; pos < FEW; pos++) {
+        uint32_t id = sample(l, LARGE, &s, pos, c);
+        ck_assert_uint_lt(id, kept);
+        tenth[(uint64_t)id * TENTHS / kept]++;
+    }
+    for (int i = 0; i < TENTHS; i++) /* five standard deviations */
+        ck_assert_double_eq_tol(tenth[i], FEW / 10., 5 * sqrt(FEW / 10. * 0.9));
+}
+END_TEST
+
+/* A vocabulary that is no multiple of anything, most of it banned. */
+START_TEST(the_banned_are_never_drawn)
+{
+    enum { LARGE = 4999 };
+    CLEANUP(freep) float *l = xcalloc(LARGE, sizeof(*l));
+    CLEANUP(freep) struct sampler_candidate *c = xcalloc(LARGE, sizeof(*c));
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < LARGE; i++)
+        l[i] = i % 7 == 1 ? (float)(i % 3) : -INFINITY;
+    for (int way = 0; way < 4; way++) {
+        struct sampling s = {.temperature = 1,
+                             .top_p = way == 1 ? 0.999F : 1,
+                             .min_p = way == 2 ? 1e-6F : 0,
+                             .top_k = way == 3 ? 4000 : 0};
+        for (uint32_t pos = 0; pos < 300; pos++) {
+            uint32_t id = sample(l, LARGE, &s, pos, c);
+            ck_assert_uint_eq(id % 7, 1);
+            last = max_u32(last, id);
+        }
+    }
+    ck_assert_uint_gt(last, LARGE - 50);
+}
+END_TEST
+
 static const struct {
     float row[4];
     uint32_t expected; /* greedy and sampled alike */
@@ -280,10 +340,13 @@ END_TEST
 int main(void)
 {
     TCase *t = tcase_create("sampler");
+    tcase_set_timeout(t, 60); /* sanitizers on a loaded machine */
     tcase_add_loop_test(t, filters_keep_the_right_shares, 0, (int)ARRAY_LEN(filters));
     tcase_add_test(t, greedy_takes_the_lowest_of_equals);
     tcase_add_test(t, the_draw_is_a_function_of_seed_and_position);
     tcase_add_test(t, heads_of_a_large_vocabulary_are_found);
+    tcase_add_loop_test(t, many_equals_are_kept_and_drawn_alike, 0, (int)ARRAY_LEN(flat));
+    tcase_add_test(t, the_banned_are_never_drawn);
     tcase_add_loop_test(t, hostile_rows_stay_in_range, 0, (int)ARRAY_LEN(hostile));
     tcase_add_test(t, hostile_numbers_stay_in_range);
     tcase_add_loop_test(t, changes_are_as_worked_out, 0, (int)ARRAY_LEN(changes));
