@@ -57,10 +57,10 @@ static int parse_bool(const struct field *f, const json_t *v, struct fault *faul
 
 static int parse_u32(const struct field *f, const json_t *v, struct fault *fault, uint32_t *ret)
 {
-    if (!json_is_integer(v)) return field_wrong(fault, f->name, "an integer", v);
-    json_int_t n = json_integer_value(v);
-    if ((double)n < f->min || (double)n > f->max) return out_of_range(f, fault);
-    *ret = (uint32_t)n;
+    double n = json_number_value(v); /* 8.0 is a whole number, too */
+    if (!json_is_number(v) || n != floor(n)) return field_wrong(fault, f->name, "an integer", v);
+    if (n < f->min || n > f->max) return out_of_range(f, fault);
+    *ret = (uint32_t)(int64_t)n; /* -1 is all bits */
     return 0;
 }
 

@@ -8,29 +8,35 @@
 #include <string.h>
 
 #include "gateway/api/fields.h"
+#include "gateway/api/openapi_answers.h"
 #include "gateway/api/reply.h"
 
 static const struct operation {
     const char *path, *method;
     enum api_id api; /* 0: no body */
+    enum openapi_answer answer;
     const char *summary;
 } operations[] = {
-    {"/v1/chat/completions",      "post", API_CHAT,           "A chat's next message."               },
-    {"/v1/completions",           "post", API_COMPLETIONS,    "What follows a prompt."               },
-    {"/v1/responses",             "post", API_RESPONSES,      "A response to items."                 },
-    {"/v1/messages",              "post", API_MESSAGES,       "A chat's next message."               },
-    {"/v1/messages/count_tokens", "post", API_COUNT_TOKENS,   "How many tokens a prompt has."        },
-    {"/completion",               "post", API_COMPLETION,     "What follows a prompt."               },
-    {"/tokenize",                 "post", API_TOKENIZE,       "The tokens of a text."                },
-    {"/detokenize",               "post", API_DETOKENIZE,     "The text of tokens."                  },
-    {"/apply-template",           "post", API_APPLY_TEMPLATE, "A chat's prompt."                     },
-    {"/v1/models",                "get",  0,                  "The models that are served."          },
-    {"/props",                    "get",  0,                  "What is served, and how."             },
-    {"/slots",                    "get",  0,                  "What is going on in each lane."       },
-    {"/slots/{id_slot}",          "post", API_SLOT,           "Saves, restores or erases a slot."    },
-    {"/version",                  "get",  0,                  "The version of the server."           },
-    {"/health",                   "get",  0,                  "Whether a request could be served."   },
-    {"/metrics",                  "get",  0,                  "What is counted, as Prometheus reads."},
+    {"/v1/chat/completions",      "post", API_CHAT,           ANSWER_CHAT,        "A chat's next message."               },
+    {"/v1/completions",           "post", API_COMPLETIONS,    ANSWER_COMPLETIONS, "What follows a prompt."               },
+    {"/v1/responses",             "post", API_RESPONSES,      ANSWER_RESPONSES,   "A response to items."                 },
+    {"/v1/messages",              "post", API_MESSAGES,       ANSWER_MESSAGES,    "A chat's next message."               },
+    {"/v1/messages/count_tokens", "post", API_COUNT_TOKENS,   ANSWER_COUNT,
+     "How many tokens a prompt has."                                                                                     },
+    {"/completion",               "post", API_COMPLETION,     ANSWER_COMPLETION,  "What follows a prompt."               },
+    {"/tokenize",                 "post", API_TOKENIZE,       ANSWER_TOKENS,      "The tokens of a text."                },
+    {"/detokenize",               "post", API_DETOKENIZE,     ANSWER_TEXT,        "The text of tokens."                  },
+    {"/apply-template",           "post", API_APPLY_TEMPLATE, ANSWER_PROMPT,      "A chat's prompt."                     },
+    {"/v1/models",                "get",  0,                  ANSWER_MODELS,      "The models that are served."          },
+    {"/v1/models/{model}",        "get",  0,                  ANSWER_MODEL,       "A model that is served."              },
+    {"/props",                    "get",  0,                  ANSWER_PROPS,       "What is served, and how."             },
+    {"/slots",                    "get",  0,                  ANSWER_SLOTS,       "What is going on in each lane."       },
+    {"/slots/{id_slot}",          "post", API_SLOT,           ANSWER_SLOT,        "Saves, restores or erases a slot."    },
+    {"/version",                  "get",  0,                  ANSWER_VERSION,     "The version of the server."           },
+    {"/health",                   "get",  0,                  ANSWER_HEALTH,      "Whether a request could be served."   },
+    {"/v1/health",                "get",  0,                  ANSWER_HEALTH,      "Whether a request could be served."   },
+    {"/openapi.json",             "get",  0,                  ANSWER_DOCUMENT,    "This document."                       },
+    {"/metrics",                  "get",  0,                  ANSWER_METRICS,     "What is counted, as Prometheus reads."},
 };
 
 static json_t *number_json(const struct field *f, const char *type)
@@ -76,7 +82,25 @@ static json_t *biases_json(void)
     return json_pack("{s:[o,o]}", "anyOf", by_id, pairs);
 }
 
-static json_t *schema_of(const struct field *f)
+static json_t *messages_json(enum api_id api)
+{
+    bool anthropic = api == API_MESSAGES || api == API_COUNT_TOKENS;
+    json_t *roles =
+        anthropic ? json_pack("[s,s]", "user", "assistant")
+                  : json_pack("[s,s,s,s,s]", "system", "developer", "user", "assistant", "tool");
+    return json_pack("{s:s,s:i,s:{s:s,s:[s],s:{s:{s:o},s:{s:[s,s,s]}}}}", "type", "array",
+                     "minItems", 1, "items", "type", "object", "required", "role", "properties",
+                     "role", "enum", roles, "content", "type", "string", "array", "null");
+}
+
+/* A text, token ids, or several of these. */
+static json_t *prompt_json(void)
+{
+    return json_pack("{s:[{s:s,s:i},{s:s,s:i}]}", "anyOf", "type", "string", "minLength", 1, "type",
+                     "array", "minItems", 1);
+}
+
+static json_t *schema_of(const struct field *f, enum api_id api)
 {
     switch (f->type) {
     case FIELD_BOOL:
@@ -95,14 +119,15 @@ static json_t *schema_of(const struct field *f)
     case FIELD_STRING:
         return typed(f, "string");
     case FIELD_LIST:
-        return json_pack("{s:s,s:i}", "type", "array", "minItems", 1);
+        return messages_json(api);
     case FIELD_ARRAY:
         return typed(f, "array");
     case FIELD_OBJECT:
         return typed(f, "object");
     case FIELD_CHOICE:
-        return json_pack("{s:[{s:[s,s,n]},{s:s}]}", "anyOf", "enum", "auto", "none", "type",
-                         "object");
+        return json_pack("{s:[{s:[s,s,n]},{s:s,s:[s],s:{s:{s:[s,s]}}}]}", "anyOf", "enum", "auto",
+                         "none", "type", "object", "required", "type", "properties", "type", "enum",
+                         "auto", "none");
     case FIELD_NONE:
         return json_pack("{s:[s,[],{},n]}", "enum", "");
     case FIELD_TEXT:
@@ -110,6 +135,7 @@ static json_t *schema_of(const struct field *f)
     case FIELD_ABSENT:
         return json_pack("{s:s}", "type", "null");
     case FIELD_ANY:
+        if (f->required) return prompt_json();
         break;
     }
     return json_object();
@@ -140,7 +166,7 @@ static json_t *body_of(enum api_id api)
         const char *name = f->name;
         if (!(f->apis & api)) continue;
         json_t *properties = properties_at(schema, &name);
-        (void)json_object_set_new(properties, name, schema_of(f));
+        (void)json_object_set_new(properties, name, schema_of(f, api));
         if (f->required) (void)json_array_append_new(required, json_string(f->name));
     }
     if (json_array_size(required) > 0) (void)json_object_set(schema, "required", required);
@@ -152,23 +178,28 @@ static json_t *body_of(enum api_id api)
 /* Whatever a kind of fault may be answered with. */
 static json_t *answers_of(const struct operation *o)
 {
-    json_t *answers = json_pack("{s:{s:s}}", "200", "description", o->summary);
+    json_t *answers = json_pack("{s:o}", "200", openapi_answer(o->answer, o->summary));
     enum fault_style style =
         o->api == API_MESSAGES || o->api == API_COUNT_TOKENS ? FAULT_ANTHROPIC : FAULT_OPENAI;
     for (int kind = FAULT_NONE + 1; kind < FAULT_KINDS; kind++) {
         const struct fault_row *row = fault_row((enum fault_kind)kind);
         char status[16];
         (void)snprintf(status, sizeof(status), "%u", row->status[style]);
-        (void)json_object_set_new(answers, status,
-                                  json_pack("{s:s}", "description", row->type[style]));
+        (void)json_object_set_new(
+            answers, status,
+            openapi_answer(style == FAULT_ANTHROPIC ? ANSWER_ERROR_ANTHROPIC : ANSWER_ERROR,
+                           row->type[style]));
     }
     return answers;
 }
 
-/* Of the one path that has any: its number, and what is to be done. */
+/* Of the two paths that have any: whose, and of a slot what is to be done. */
 static json_t *parameters_of(const struct operation *o)
 {
-    if (!strchr(o->path, '{')) return NULL;
+    if (o->answer == ANSWER_MODEL)
+        return json_pack("[{s:s,s:s,s:b,s:{s:s}}]", "name", "model", "in", "path", "required", 1,
+                         "schema", "type", "string");
+    if (o->answer != ANSWER_SLOT) return NULL;
     return json_pack("[{s:s,s:s,s:b,s:{s:s,s:i}},{s:s,s:s,s:b,s:{s:[s,s,s]}}]", "name", "id_slot",
                      "in", "path", "required", 1, "schema", "type", "integer", "minimum", 0, "name",
                      "action", "in", "query", "required", 1, "schema", "enum", "save", "restore",
