@@ -18,6 +18,14 @@ def pytest_configure(config):
     )
 
 
+def pytest_generate_tests(metafunc):
+    """CISTERN_REPEAT: how often each story is told; what depends on a moment finds others."""
+    times = int(os.environ.get("CISTERN_REPEAT", "1"))
+    if times > 1:
+        metafunc.fixturenames.append("repetition")
+        metafunc.parametrize("repetition", range(times))
+
+
 @pytest.fixture(scope="session")
 def demo_model():
     path = pathlib.Path(
