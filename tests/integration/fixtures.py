@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+import json
 import os
 import pathlib
 import subprocess
@@ -6,7 +7,7 @@ import sys
 
 import pytest
 
-from harness import ROOT
+from harness import BUILD, ROOT
 
 
 def pytest_configure(config):
@@ -56,8 +57,15 @@ def other_tiny_model(tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp("other"), "--seed", "2")
 
 
+def has_sanitizers():
+    options = json.loads((BUILD / "meson-info/intro-buildoptions.json").read_text())
+    return any(o["name"] == "b_sanitize" and o["value"] not in ("none", []) for o in options)
+
+
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory):
-    """Wide enough that plain C takes some milliseconds a token: a story has the time to kill."""
-    shape = ("--heads", "8", "--kv-heads", "4", "--head-dim", "32", "--ff", "768")
+    """Wide enough that plain C takes some milliseconds a token: a story has the time to kill.
+    Sanitizers make a narrower one as slow."""
+    heads, kv_heads, ff = ("4", "2", "384") if has_sanitizers() else ("8", "4", "768")
+    shape = ("--heads", heads, "--kv-heads", kv_heads, "--head-dim", "32", "--ff", ff)
     return make_tiny(tmp_path_factory.mktemp("slow"), *shape)
