@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes a llama GGUF with random weights and no tokeniser, for measuring speed; the shape of an 8B
-model unless told otherwise. Codes are random under one constant scale, norms are 1.
+"""Writes a llama GGUF with random weights, for measuring speed; the shape of an 8B model unless told
+otherwise. Codes are random under one constant scale, norms are 1. The vocabulary is the 256 bytes of
+GPT-2's alphabet and names that no text holds: requests bring token ids.
 
   make_random.py OUT.gguf [--type q8_0|q4_0|f16] [--layers N] [--embd N] [--heads N] [--kv-heads N]
                  [--ff N] [--vocab N]
@@ -15,10 +16,36 @@ TYPES = {"q8_0": (8, 34, 32, 0.02 / 73.9), "q4_0": (2, 18, 32, 0.02 / 4.61), "f1
 UNIT = 1 << 20  # blocks of random bytes that are repeated
 
 
+def text(value):
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def alphabet():
+    """GPT-2's printable characters for the 256 bytes."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = iter(range(256, 512))
+    return [chr(b if b in kept else next(moved)) for b in range(256)]
+
+
+def vocabulary(n):
+    control, ordinary = 3, 1  # llama.cpp's kinds of tokens
+    tokens = ["<|end|>", *alphabet()]
+    tokens += [f"<{i}>" for i in range(len(tokens), n)]
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens[:n], "tokenizer.ggml.merges": ["a b"],
+            "tokenizer.ggml.token_type": [control] + [ordinary] * (n - 1),
+            "tokenizer.ggml.eos_token_id": 0}
+
+
 def entry(key, value):
-    name = struct.pack("<Q", len(key)) + key.encode()
+    name = text(key)
     if isinstance(value, str):
-        return name + struct.pack("<IQ", 8, len(value)) + value.encode()
+        return name + struct.pack("<I", 8) + text(value)
+    if isinstance(value, list):
+        kind = 5 if isinstance(value[0], int) else 8
+        items = (struct.pack("<i", v) if kind == 5 else text(v) for v in value)
+        return name + struct.pack("<IIQ", 9, kind, len(value)) + b"".join(items)
     if isinstance(value, float):
         return name + struct.pack("<If", 6, value)
     return name + struct.pack("<II", 4, value)
@@ -48,7 +75,7 @@ def main():
             "llama.block_count": a.layers, "llama.feed_forward_length": a.ff,
             "llama.attention.head_count": a.heads, "llama.attention.head_count_kv": a.kv_heads,
             "llama.rope.dimension_count": head_dim, "llama.rope.freq_base": 500000.0,
-            "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.vocab_size": a.vocab}
+            "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.vocab_size": a.vocab, **vocabulary(a.vocab)}
     kv = a.kv_heads * head_dim
     tensors = [("token_embd.weight", a.vocab, a.embd)]
     for i in range(a.layers):
