@@ -34,10 +34,11 @@ struct config {
         uint32_t context; /* tokens of the longest conversation; 0: the model's own */
     } model;
     struct {
-        char *dir;      /* memory files; on tmpfs */
-        uint64_t cells; /* N, rounded up to chunks */
-        uint32_t chunk; /* C, cells */
-        uint32_t grow;  /* chunks asked for at once */
+        char *dir;          /* memory files; on tmpfs */
+        uint64_t cells;     /* N, rounded up to chunks; 0: the identity layout */
+        uint32_t pipelines; /* that the identity layout has ranges for */
+        uint32_t chunk;     /* C, cells */
+        uint32_t grow;      /* chunks asked for at once */
         uint32_t conversations;
         uint32_t kv;             /* enum pool_kv */
         uint32_t lock;           /* enum pool_lock */

@@ -41,10 +41,11 @@ const struct config_key config_keys[] = {
         "Tokens of the longest conversation; 0: what the model was trained for."),
 
     TEXT(pool, dir, "/dev/shm/cistern", "Directory of the memory files; on tmpfs."),
-    U64(pool, cells, 1, UINT32_MAX - (1 << 16), "65536",
-        "Cells of the pool, in tokens, for all conversations together; 0: one full context for "
-        "each "
-        "of 8 lanes."),
+    U64(pool, cells, 0, UINT32_MAX - (1 << 16), "65536",
+        "Cells of the pool, in tokens, for all conversations together; 0: no pool, each lane has "
+        "one full context of its own, and nothing is shared or moved."),
+    U32(pool, pipelines, 1, POOL_PIPELINES_MAX, "1",
+        "With pool.cells = 0: pipelines whose lanes have one."),
     U32(pool, chunk, 16, 1 << 16, "256", "Cells of a chunk; a power of two."),
     U32(pool, grow, 1, 1024, "1", "Chunks that a conversation asks for at once."),
     U32(pool, conversations, 1, 1 << 20, "4096", "Conversations remembered at most."),

@@ -140,16 +140,37 @@ static bool other_workers(const struct daemon *d, const struct process *who)
     return false;
 }
 
+/* The identity layout has ranges for so many lanes of so many pipelines. */
+static bool has_ranges(const struct pool_header *h, const struct worker_facts *f, struct why *why)
+{
+    uint32_t lanes = h->pipeline_lanes;
+    if (!h->lane_chunks || f->max_lanes <= lanes) return true;
+    (void)why_set(why, 0, "pool.cells = 0: the pool has %u lanes a pipeline, the worker %u", lanes,
+                  f->max_lanes);
+    return false;
+}
+
 /* There is a pool that this worker fits, or there is none and one is made for it. */
 static int fit_pool(struct daemon *d, struct process *who, struct why *why, Cistern__Code *ret_code)
 {
     const struct worker_facts *f = who->owner;
+    *ret_code = CISTERN__CODE__LAYOUT;
+    if (d->config->pool.cells == 0 && f->pipeline >= d->config->pool.pipelines)
+        return why_set(
+            why, -EINVAL,
+            "pool.cells = 0: there are ranges for %u pipelines, this is number %u; raise "
+            "pool.pipelines",
+            d->config->pool.pipelines, f->pipeline);
     if (!d->pool) return poolfiles_make(d, f, why, ret_code);
     const struct pool_header *h = d->pool->seg->h;
     struct why what = {0};
     bool same = same_geometry(&h->geometry, &f->geometry, &what, ret_code);
     if (same && h->n_stages != f->n_stages) {
         (void)why_set(&what, 0, "stages: the pool has %u, the worker %u", h->n_stages, f->n_stages);
+        *ret_code = CISTERN__CODE__LAYOUT;
+        same = false;
+    }
+    if (same && !has_ranges(h, f, &what)) {
         *ret_code = CISTERN__CODE__LAYOUT;
         same = false;
     }

@@ -12,6 +12,7 @@
 #include "poold/match.h"
 #include "poold/plan.h"
 #include "poold/pool.h"
+#include "poold/ranges.h"
 
 static void touch(struct pool *p, uint32_t row)
 {
@@ -35,13 +36,14 @@ static int look(const struct pool *p, struct op_id op, struct row_seen seen)
     return 0;
 }
 
-/* Entries [from, to) get fresh chunks; they count only after the commit of the caller. */
-static void reserve(struct pool *p, uint32_t row, uint32_t from, uint32_t to)
+/* Entries [from, to) get fresh chunks, of the range that begins with first when that is not 0; they
+ * count only after the commit of the caller. */
+static void reserve(struct pool *p, uint32_t row, uint32_t first, uint32_t from, uint32_t to)
 {
     uint64_t *table = segment_table(p->seg, row);
     assert(to <= p->seg->h->table_entries);
     for (uint32_t i = from; i < to; i++) {
-        uint64_t entry = pool_chunk_take(p);
+        uint64_t entry = pool_chunk_take(p, first ? first + i : 0);
         DEATH_POINT("table-reserve");
         shm_store_u64(&table[i], entry);
     }
@@ -114,7 +116,7 @@ static int open_new(struct pool *p, const struct pool_open *ask, uint32_t source
         DEATH_POINT("table-share");
         shm_store_u64(&table[i], entry); /* of a free row: nobody's until the commit */
     }
-    reserve(p, row, shared, entries);
+    reserve(p, row, range_first(p, ask->pipeline, ask->lane), shared, entries);
     const struct pool_body *old = segment_body(p->seg, row);
     struct pool_body b = {
         .generation = old->generation + 1,
@@ -145,7 +147,8 @@ static int open_over(struct pool *p, const struct pool_open *ask, uint32_t row, 
     uint32_t entries = max_u32(open_entries(p, ask), have);
     uint32_t tail = tail_gain(p, row, have);
     /* One more than it seems: a cut inside a shared chunk wants another one to copy into. */
-    uint32_t need = entries - have + (cells % p->seg->h->chunk_cells != 0);
+    uint32_t need = entries - have;
+    if (cells % p->seg->h->chunk_cells && !p->seg->h->lane_chunks) need++;
     struct plan_ask room = {need - min_u32(need, tail), row, ask->arrival, ask->may_wait};
     int r = plan_room(p, &room);
     if (r < 0) return r;
@@ -153,7 +156,7 @@ static int open_over(struct pool *p, const struct pool_open *ask, uint32_t row, 
     if (cells < pool_cached_cells(old) || have < old->n_entries)
         pool_cut(p, row, cells, old->state, NULL);
     struct pool_body b = *segment_body(p->seg, row);
-    reserve(p, row, b.n_entries, entries);
+    reserve(p, row, range_first(p, ask->pipeline, ask->lane), b.n_entries, entries);
     b.n_entries = entries;
     struct pool_counters *count = &p->seg->h->counters;
     segment_count(b.state == POOL_IDLE ? &count->takeovers : &count->resumes, 1);
@@ -190,10 +193,30 @@ static bool resumes(const struct pool *p, const struct pool_open *ask)
            (b->state == POOL_WAITING || b->state == POOL_CLOSING);
 }
 
+/* The identity layout's open: goes on in whoever lives on the lane's range, as far as both have it
+ * in common, or drops it. What waits for this request elsewhere can't follow: it is cached there.
+ */
+static int open_on_range(struct pool *p, const struct pool_open *ask, uint32_t *ret_row)
+{
+    uint32_t row, cells = 0;
+    int r = range_resident(p, range_first(p, ask->pipeline, ask->lane), &row);
+    if (r < 0) return r;
+    const struct pool_body *b = row == UINT32_MAX ? NULL : segment_body(p->seg, row);
+    if (b && !ask->fresh && b->salt == ask->salt)
+        cells = match_common(p, row, ask->tokens, min_u32(b->base, ask->n_tokens - 1));
+    if (resumes(p, ask) && ask->resume_row != row) {
+        const struct pool_body *left = segment_body(p->seg, ask->resume_row);
+        if (left->state == POOL_WAITING) pool_cut(p, ask->resume_row, left->base, POOL_IDLE, NULL);
+    }
+    if (b && cells == 0) pool_cut(p, row, 0, POOL_IDLE, NULL);
+    return open_over(p, ask, row, cells, ret_row);
+}
+
 int pool_open_row(struct pool *p, const struct pool_open *ask, uint32_t *ret_row)
 {
     if (find_op(p, ask->op, ret_row)) return 0;
     if (ask->n_tokens == 0 || ask->n_tokens > p->seg->h->geometry.context_tokens) return -E2BIG;
+    if (p->seg->h->lane_chunks) return open_on_range(p, ask, ret_row);
     if (resumes(p, ask)) {
         const struct pool_body *b = segment_body(p->seg, ask->resume_row);
         if (b->state == POOL_CLOSING && ask->may_wait) return -EAGAIN;
@@ -236,7 +259,7 @@ int pool_grow(struct pool *p, struct op_id op, struct row_seen seen, uint32_t to
     struct plan_ask room = {entries - b.n_entries, PLAN_NOBODY, b.arrival, true};
     r = plan_room(p, &room);
     if (r < 0) return r;
-    reserve(p, seen.row, b.n_entries, entries);
+    reserve(p, seen.row, range_first(p, b.pipeline, b.lane), b.n_entries, entries);
     b.n_entries = entries;
     uint64_t copied = take_copied(p, seen.row, &b);
     b.op_incarnation = op.incarnation;
@@ -257,7 +280,7 @@ static int count_in(struct pool *p, uint32_t row)
     struct plan_ask room = {1, PLAN_NOBODY, b.arrival, true};
     int r = plan_room(p, &room);
     if (r < 0) return r;
-    reserve(p, row, b.n_entries, b.n_entries + 1);
+    reserve(p, row, 0, b.n_entries, b.n_entries + 1);
     b.n_entries++;
     segment_commit(p->seg, row, &b);
     return 0;
@@ -269,7 +292,8 @@ static int truncate_row(struct pool *p, struct op_id op, uint32_t row, uint32_t 
 {
     uint32_t state = segment_body(p->seg, row)->state;
     struct plan_ask room = {1, PLAN_NOBODY, segment_body(p->seg, row)->arrival, true};
-    int r = state == POOL_ACTIVE ? plan_room(p, &room) : 0;
+    bool may_copy = state == POOL_ACTIVE && !p->seg->h->lane_chunks;
+    int r = may_copy ? plan_room(p, &room) : 0;
     if (r < 0) return r;
     pool_cut(p, row, cells, state, &op);
     return count_in(p, row);

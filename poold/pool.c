@@ -100,10 +100,11 @@ void pool_chunk_put(struct pool *p, uint32_t chunk)
 
 /* Its generation is raised before it enters a table, so whoever cached the chunk's former content
  * under {chunk, generation} does not find it. Not committed yet: a death here loses nothing. */
-uint64_t pool_chunk_take(struct pool *p)
+uint64_t pool_chunk_take(struct pool *p, uint32_t wanted)
 {
-    assert(p->n_free > 0);
+    assert(p->n_free > 0 && p->refs[wanted] == 0);
     uint32_t chunk = p->free[--p->n_free];
+    if (wanted) chunk = wanted; /* in the identity layout the stack is a count only */
     p->refs[chunk]++;
     struct pool_chunk *c = &p->seg->chunks[chunk];
     DEATH_POINT("chunk-generation");
@@ -164,6 +165,7 @@ static void shorten(const struct pool *p, uint32_t row, uint32_t n_cells, struct
     const uint64_t *table = segment_table(p->seg, row);
     bool from_copy = b->copy_entry && b->n_entries == b->base / c && k == b->n_entries;
     bool shared = rest && k < b->n_entries && p->refs[pool_entry_chunk(table[k])] > 1;
+    if (p->seg->h->lane_chunks) shared = false; /* only a save shares it, which nobody overtakes */
     if (!rest || !(from_copy || shared)) {
         b->base = n_cells;
         b->n_entries = pool_entries_for(p, n_cells);

@@ -120,8 +120,9 @@ void pool_count(const struct pool *p, struct pool_counts *ret);
 void pool_cut(struct pool *p, uint32_t row, uint32_t n_cells, uint32_t to, const struct op_id *op);
 /* Cells that a row that is not active can offer: its base, and what is still to be copied. */
 uint32_t pool_cached_cells(const struct pool_body *b);
-/* The entry of a chunk off the free list, its generation raised. There must be one. */
-uint64_t pool_chunk_take(struct pool *p);
+/* The entry of a free chunk, its generation raised: of this one, or (0) of any. There must be one.
+ */
+uint64_t pool_chunk_take(struct pool *p, uint32_t chunk);
 /* One reference less; the last one frees it. */
 void pool_chunk_put(struct pool *p, uint32_t chunk);
 uint32_t pool_entries_for(const struct pool *p, uint64_t cells);

@@ -97,7 +97,7 @@ static void size_pool(struct plan *p, const struct config *c)
     uint64_t context = (p->context + c->pool.chunk - 1) / c->pool.chunk;
     uint64_t least = context + c->pool.grow + 1;
     p->n_chunks = c->pool.cells ? (c->pool.cells + c->pool.chunk - 1) / c->pool.chunk
-                                : context * c->worker.lanes;
+                                : context * c->worker.lanes * c->pool.pipelines;
     bool ok = c->pool.cells == 0 || p->n_chunks >= least;
     say(p, "pool", ok, "pool.cells, model.context",
         "%llu cells in %llu chunks of %u; one context of %u tokens, a growth unit and a chunk to "

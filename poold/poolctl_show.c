@@ -50,6 +50,9 @@ static void text_pool(const json_t *pool)
     printf("pool %s: %lld cells in chunks of %lld, context %lld\n", json_text(pool, "id"),
            json_number(cells, "total"), json_number(pool, "chunk_cells"),
            json_number(pool, "context_tokens"));
+    if (json_number(pool, "lane_cells"))
+        printf("  each lane has %lld cells of its own: nothing is shared or moved\n",
+               json_number(pool, "lane_cells"));
     static const char *const states[] = {"free",    "active", "waiting",
                                          "closing", "cached", "shared"};
     for (size_t i = 0; i < ARRAY_LEN(states); i++)

@@ -12,6 +12,8 @@
 #include "common/log.h"
 #include "poold/daemon.h"
 
+#define CELLS_MAX (UINT32_MAX - (1u << 16)) /* as pool.cells, config_keys.c */
+
 enum { COPY_CHUNKS = 1 }; /* room to copy a partly common chunk into, besides one whole context */
 
 static uint32_t wanted_chunks(const struct config *c)
@@ -43,10 +45,17 @@ static int adopt_pool(struct daemon *d, struct segment *seg, struct why *why)
     return 0;
 }
 
+static bool same_cells(const struct config *c, const struct pool_header *h)
+{
+    if (c->pool.cells) return !h->lane_chunks && h->n_chunks == wanted_chunks(c);
+    uint64_t ranges = (uint64_t)h->pipeline_lanes * c->pool.pipelines;
+    return h->lane_chunks && h->n_chunks == ranges * h->lane_chunks;
+}
+
 static const char *differs(const struct config *c, const struct pool_header *h)
 {
     if (h->chunk_cells != c->pool.chunk) return "pool.chunk";
-    if (h->n_chunks != wanted_chunks(c)) return "pool.cells";
+    if (!same_cells(c, h)) return c->pool.cells ? "pool.cells" : "pool.pipelines";
     if (h->n_rows != c->pool.conversations) return "pool.conversations";
     return NULL;
 }
@@ -85,7 +94,7 @@ static int check_size(const struct daemon *d, const struct worker_facts *f, stru
                        "pool.chunk = %u is not a multiple of the worker's blocks of %u "
                        "cells; raise it",
                        c->pool.chunk, f->geometry.block_cells);
-    if (wanted_chunks(c) >= least) return 0;
+    if (wanted_chunks(c) >= least || c->pool.cells == 0) return 0;
     *ret_code = CISTERN__CODE__NEVER_FITS;
     return why_set(
         why, -ENOSPC,
@@ -139,6 +148,26 @@ void poolfiles_sign(const struct daemon *d, struct segment *seg)
     DEATH_POINT("control-signed");
 }
 
+/* The identity layout: one context a lane, for the lanes that the first worker states. */
+static int want_ranges(const struct config *c, const struct worker_facts *f,
+                       struct segment_want *want, struct why *why)
+{
+    if (c->pool.cells) return 0;
+    want->lane_chunks = (f->geometry.context_tokens + want->chunk_cells - 1) / want->chunk_cells;
+    want->pipeline_lanes = f->max_lanes;
+    uint64_t ranges = (uint64_t)f->max_lanes * c->pool.pipelines;
+    uint64_t cells = ranges * want->lane_chunks * want->chunk_cells;
+    if (cells > CELLS_MAX)
+        return why_set(
+            why, -E2BIG,
+            "pool.cells = 0: %llu lanes of %u tokens are %llu cells, more than %u; lower "
+            "worker.lanes or model.context",
+            (unsigned long long)ranges, f->geometry.context_tokens, (unsigned long long)cells,
+            CELLS_MAX);
+    want->n_chunks = (uint32_t)(ranges * want->lane_chunks);
+    return 0;
+}
+
 int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *why,
                    Cistern__Code *ret_code)
 {
@@ -153,6 +182,8 @@ int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *w
         .n_stages = f->n_stages,
         .geometry = f->geometry,
     };
+    r = want_ranges(d->config, f, &want, why);
+    if (r < 0) return r;
     remove_leftovers(d->config->pool.dir);
     r = check_room(d->config->pool.dir, &want, why);
     if (r < 0) return r;

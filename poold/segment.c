@@ -57,6 +57,8 @@ static struct pool_header header_of(const struct segment_want *want)
             (want->geometry.context_tokens + want->chunk_cells - 1) / want->chunk_cells + 1,
         .grow_chunks = want->grow_chunks,
         .n_stages = want->n_stages,
+        .lane_chunks = want->lane_chunks,
+        .pipeline_lanes = want->pipeline_lanes,
         .geometry = want->geometry,
     };
     while (h.pool_id == 0)
@@ -117,7 +119,9 @@ static int check(const struct segment *s, const char *path, struct why *why)
     struct pool_header again = *h;
     if (h->n_rows == 0 || h->n_rows > 1 << 20 || h->table_entries == 0 ||
         h->table_entries > 1 << 21 || h->chunk_cells == 0 || h->n_stages == 0 ||
-        h->n_stages > POOL_STAGES_MAX)
+        h->n_stages > POOL_STAGES_MAX ||
+        (uint64_t)h->lane_chunks * h->pipeline_lanes > h->n_chunks ||
+        (h->lane_chunks && !h->pipeline_lanes))
         return why_set(why, -EPROTO, "%s: damaged; remove it (conversations are lost)", path);
     lay_out(&again);
     if (again.bytes != h->bytes || again.chunks_off != h->chunks_off || h->bytes != s->bytes)

@@ -25,8 +25,10 @@ static json_t *pool_of(const struct daemon *d)
     const struct pool_header *h = d->pool->seg->h;
     char id[24];
     (void)snprintf(id, sizeof(id), "%016llx", (unsigned long long)h->pool_id);
-    return json_pack("{ss sI sI sI ss ss so}", "id", id, "chunk_cells", (json_int_t)h->chunk_cells,
-                     "conversations_max", (json_int_t)h->n_rows, "context_tokens",
+    return json_pack("{ss sI sI sI sI ss ss so}", "id", id, "chunk_cells",
+                     (json_int_t)h->chunk_cells, "lane_cells",
+                     (json_int_t)h->lane_chunks * h->chunk_cells, "conversations_max",
+                     (json_int_t)h->n_rows, "context_tokens",
                      (json_int_t)h->geometry.context_tokens, "fingerprint", h->geometry.fingerprint,
                      "arithmetic", h->geometry.arithmetic, "cells", cells_of(d));
 }

@@ -10,6 +10,7 @@
 
 #include "common/death.h"
 #include "poold/plan.h"
+#include "poold/ranges.h"
 
 /* The body of a new row of this holder; what it held before is nobody's. */
 static struct pool_body held_body(const struct pool *p, uint32_t row, uint64_t holder)
@@ -86,20 +87,40 @@ int transfer_save(struct pool *p, uint32_t row, uint64_t generation, uint64_t ho
     return 0;
 }
 
-int transfer_restore(struct pool *p, const struct transfer_restore *ask, uint32_t *ret_row)
+/* The identity layout: a lane's range for it, whose cached conversation goes. */
+static int clear_range(struct pool *p, struct transfer_restore *at)
 {
+    uint32_t row = UINT32_MAX;
+    if (!p->seg->h->lane_chunks) return 0;
+    if (at->lane == POOL_NO_LANE) {
+        int r = range_choose(p, &at->pipeline, &at->lane);
+        if (r < 0) return r;
+    }
+    if (at->lane >= p->seg->h->pipeline_lanes) return -EXDEV;
+    uint32_t first = range_first(p, at->pipeline, at->lane);
+    if (first > p->seg->h->n_chunks) return -EXDEV;
+    if (range_resident(p, first, &row) < 0) return -EBUSY;
+    if (row != UINT32_MAX) pool_cut(p, row, 0, POOL_IDLE, NULL);
+    return 0;
+}
+
+int transfer_restore(struct pool *p, const struct transfer_restore *want, uint32_t *ret_row)
+{
+    struct transfer_restore at = *want, *ask = &at;
     uint32_t cells = ask->cells;
     if (cells == 0 || cells > p->seg->h->geometry.context_tokens) return -E2BIG;
     uint32_t n = pool_entries_for(p, cells);
     struct plan_ask room = {n, PLAN_NOBODY, UINT64_MAX, false};
     int r = plan_has_row(p, PLAN_NOBODY, false);
+    if (r == 0) r = clear_range(p, ask);
     if (r == 0) r = plan_room(p, &room);
     if (r < 0) return r;
+    uint32_t first = range_first(p, ask->pipeline, ask->lane);
     uint32_t row = plan_row(p, PLAN_NOBODY);
     struct pool_body b = held_body(p, row, ask->holder);
     uint64_t *table = segment_table(p->seg, row);
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t entry = pool_chunk_take(p);
+        uint64_t entry = pool_chunk_take(p, first ? first + i : 0);
         DEATH_POINT("restore-reserve");
         shm_store_u64(&table[i], entry);
     }

@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 enum {
-    POOL_SHM_VERSION = 2,
+    POOL_SHM_VERSION = 3,
     POOL_PROCESSES_MAX = 128, /* process records; workers, gateways and tools together */
     POOL_PIPELINES_MAX = 8,
     POOL_STAGES_MAX = 16,
@@ -152,6 +152,9 @@ struct pool_header { /* offset 0 of the control file; poold writes it once, but 
     uint32_t n_stages;          /* of every pipeline on this pool */
     uint64_t poold_incarnation; /* poold, at each start */
     uint32_t poold_pid;
+    uint32_t lane_chunks; /* identity layout: chunks of a lane's own range; 0: one pool for all */
+    uint32_t pipeline_lanes; /* identity layout: lanes of a pipeline; range r = pipeline * lanes +
+                                lane begins at chunk 1 + r * lane_chunks */
     uint32_t pad0_;
     struct pool_geometry geometry;
     char boot_id[40]; /* of the kernel that the process records' start times belong to */

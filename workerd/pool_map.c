@@ -139,6 +139,7 @@ int pool_map_new(const int fds[POOL_MAP_FDS], const struct pool_map_want *want, 
     m->chunk_cells = m->control->chunk_cells;
     m->table_entries = m->control->table_entries;
     m->grow_chunks = m->control->grow_chunks;
+    m->lane_chunks = m->control->lane_chunks;
     /* A core file is for the code's state, not for gigabytes of conversations. */
     (void)madvise(m->arena, m->arena_bytes, MADV_DONTDUMP);
     *ret = TAKE(m);

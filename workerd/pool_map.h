@@ -21,7 +21,7 @@ struct pool_map {
     struct pool_arena *arena;
     /* Copies, checked; the ones in memory aren't read again. */
     uint64_t pool_id, n_cells; /* cells: of the tokens file, trash chunk included */
-    uint32_t n_rows, n_chunks, chunk_cells, table_entries, grow_chunks;
+    uint32_t n_rows, n_chunks, chunk_cells, table_entries, lane_chunks, grow_chunks;
     size_t control_bytes, tokens_bytes, page_bytes, arena_bytes;
     uint32_t refs; /* atomic */
 };

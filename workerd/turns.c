@@ -21,7 +21,8 @@ static uint32_t common(const struct request *a, const struct request *b)
 bool turns_may_go(const void *head, const struct request *r)
 {
     const struct head *h = head;
-    if (request_is_fresh(r)) return true; /* it shares nothing */
+    if (request_is_fresh(r)) return true;             /* it shares nothing */
+    if (h->pool && h->pool->lane_chunks) return true; /* neither does anyone */
     for (uint32_t i = 0; h->pool && i < h->setup.n_lanes; i++) {
         const struct lane *l = &h->lanes[i];
         bool reading = l->state == LANE_PROMPT || l->state == LANE_OPENING;
@@ -51,6 +52,7 @@ static struct lane *longest_reader(struct head *h, const struct request *r)
 void turns_yield(struct head *h)
 {
     const struct request *first = h->queue.first;
+    if (h->pool && h->pool->lane_chunks) return; /* what gave way would be overwritten */
     if (!first || first->admitted || !turns_may_go(h, first)) return;
     struct lane *l = longest_reader(h, first);
     if (!l) return;

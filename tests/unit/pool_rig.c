@@ -27,7 +27,7 @@ static void open_pool(struct segment *seg)
     pool->manned[0][0] = true;
 }
 
-void pool_rig_setup(void)
+static void setup(uint32_t context, uint32_t lane_chunks)
 {
     struct why why = {0};
     strcpy(dir, "/dev/shm/test_pool_XXXXXX");
@@ -38,12 +38,17 @@ void pool_rig_setup(void)
         .chunk_cells = C,
         .grow_chunks = 1,
         .n_stages = 1,
-        .geometry = {.n_layers = 1, .block_cells = B, .context_tokens = CONTEXT, .block_bytes = 64},
+        .lane_chunks = lane_chunks,
+        .pipeline_lanes = lane_chunks ? CHUNKS / lane_chunks : 0,
+        .geometry = {.n_layers = 1, .block_cells = B, .context_tokens = context, .block_bytes = 64},
     };
     struct segment *seg;
     ck_assert_int_eq(segment_make(dir, &want, &why, &seg), 0);
     open_pool(seg);
 }
+
+void pool_rig_setup(void) { setup(CONTEXT, 0); }
+void pool_rig_setup_ranges(void) { setup(CHUNKS / 3 * C, CHUNKS / 3); }
 
 static void close_pool(void)
 {

@@ -15,6 +15,8 @@ extern struct pool_page *page;
 extern uint64_t op_number; /* of the last next_op */
 
 void pool_rig_setup(void);
+/* The identity layout: three lanes of a context of four chunks each. */
+void pool_rig_setup_ranges(void);
 void pool_rig_teardown(void);
 /* As after kill -9: everything derived is gone. */
 void restart(void);

@@ -27,7 +27,7 @@ static const struct {
 } wrong[] = {
     {"[pool]\ncels = 3\n",          NULL,          "did you mean pool.cells"},
     {"[pol]\ncells = 3\n",          NULL,          "did you mean pool.cells"},
-    {"[pool]\ncells = many\n",      NULL,          "a whole number from 1"  },
+    {"[pool]\ncells = many\n",      NULL,          "a whole number from 0"  },
     {"[pool]\ncells = -5\n",        NULL,          "a whole number"         },
     {"[pool]\ncells = 5x\n",        NULL,          "a whole number"         },
     {"[gateway]\nport = 70000\n",   NULL,          "from 0 to 65535"        },
