@@ -29,7 +29,8 @@
     }
 
 static const uint32_t levels[] = {LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG};
-static const uint32_t kv_formats[] = {POOL_KV_F32, POOL_KV_F16};
+static const uint32_t kv_formats[] = {POOL_KV_F32, POOL_KV_F16, POOL_KV_INT8, POOL_KV_K8V4,
+                                      POOL_KV_Q4};
 
 const struct config_key config_keys[] = {
     TEXT(run, dir, "/tmp/cistern", "Directory of the sockets; made with mode 0700."),
@@ -49,7 +50,8 @@ const struct config_key config_keys[] = {
     U32(pool, chunk, 16, 1 << 16, "256", "Cells of a chunk; a power of two."),
     U32(pool, grow, 1, 1024, "1", "Chunks that a conversation asks for at once."),
     U32(pool, conversations, 1, 1 << 20, "4096", "Conversations remembered at most."),
-    CHOICE(pool, kv, "f32|f16", kv_formats, "f16", "Format of K and V."),
+    CHOICE(pool, kv, "f32|f16|int8|k8v4|q4", kv_formats, "f16",
+           "Format of K and V; k8v4: keys as int8, values in 4 bits."),
     CHOICE(pool, lock, "auto|yes|no", NULL, "auto",
            "Lock the memory: yes, no, or when the limit allows."),
     CHOICE(pool, admission, "grow|full", NULL, "grow",
@@ -111,9 +113,10 @@ const struct config_key config_keys[] = {
          "Origins of pages in browsers that may ask, by commas; *: any; empty: none."),
     FLAG(gateway, strict_model, "no",
          "Refuse requests that name another model than the one served."),
-    TEXT(gateway, slot_dir, "",
-         "Folder that POST /slots/N saves conversations to; a key that may ask may overwrite any of "
-         "them. Empty: not done."),
+    TEXT(
+        gateway, slot_dir, "",
+        "Folder that POST /slots/N saves conversations to; a key that may ask may overwrite any of "
+        "them. Empty: not done."),
     TEXT(gateway, poolctl, "", "poolctl, which saves them; empty: the one beside the gateway."),
 };
 const size_t config_n_keys = ARRAY_LEN(config_keys);

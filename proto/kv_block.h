@@ -37,8 +37,9 @@
  *           d = f16(m / -8 limited to +-65504), r = d != 0 ? 1 / d : 0
  *           code = round(x r) limited to [-8, 7], kept as code + 8; it stands for d code
  *
- * r is of the d that was rounded to f16. round() is one rounding of the exact product to the
- * nearest integer, to even in the middle: fma(x, r, 1.5 * 2^23) has it in its low bits.
+ * r is of the d that was rounded to f16; a d of 0 is kept as +0. round() is one rounding of the
+ * exact product to the nearest integer, to even in the middle: fma(x, r, 1.5 * 2^23) has it in its
+ * low bits.
  */
 #include <stdint.h>
 

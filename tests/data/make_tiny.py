@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes a tiny random llama model as GGUF, and what a float64 forward pass makes of it.
+"""Writes a tiny random llama model as GGUF, and what a float64 forward pass makes of it, with K and V
+as they are and as each format of proto/kv_block.h keeps them.
 
   make_tiny.py OUT.gguf [--mix MIX] [--expect OUT.json] [--layers N] [--heads N] [--kv-heads N]
                [--head-dim N] [--ff N] [--rope-dims N] [--untied] [--context N] [--seed N]
@@ -24,6 +25,7 @@ TEMPLATE = ("{% for message in messages %}{% if loop.first and messages[0]['role
             "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
             "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 BASE, EPS, EXPECT_TOKENS = 10000.0, 1e-5, 20
+KV_BITS = {"int8": (8, 8), "k8v4": (8, 4), "q4": (4, 4)}  # of K and V
 
 
 def f16(v):
@@ -73,6 +75,21 @@ def q8_0(b):
     d = f16(max(abs(v) for v in b) / 127) or f16(1e-4)
     q = [clip(v / d, -128, 127) for v in b]
     return half(d) + struct.pack("<32b", *q), [d * c for c in q]
+
+
+# ------------------------------------------------- formats of K and V
+def rounded(x, bits, head_dim):
+    """x, heads one after the other, as it is read back when kept in so many bits."""
+    out = []
+    for h in range(0, len(x), head_dim):
+        for g in range(h, h + head_dim, 64):
+            b = x[g:min(g + 64, h + head_dim)]
+            if bits == 8:
+                d, low, high = f16(max(map(abs, b)) / 127), -127, 127
+            else:
+                d, low, high = f16(max(b, key=abs) / -8), -8, 7
+            out += [d * clip(v / d, low, high) if d else 0.0 for v in b]
+    return out
 
 
 # ------------------------------------------------- vocabulary
@@ -221,16 +238,18 @@ class Tiny:
             out += [sum(p * v[k0 + d] for p, v in zip(e, values)) / sum(e) for d in range(hd)]
         return out
 
-    def forward(self, ids):
-        """Logits after each token."""
+    def forward(self, ids, kv=None):
+        """Logits after each token, with K and V in a format or as they are."""
+        k_keep, v_keep = [lambda x, n=n: rounded(x, n, self.a.head_dim) if n else x
+                          for n in KV_BITS.get(kv, (0, 0))]
         cache = [([], []) for _ in range(self.a.layers)]
         for pos, token in enumerate(ids):
             x = list(self.w["token_embd"][token])
             for i, (keys, values) in enumerate(cache):
                 w = lambda name: self.w["blk.%d.%s" % (i, name)]
                 h = self.rms(x, w("attn_norm"))
-                keys.append(self.rope(mul(w("attn_k"), h), pos))
-                values.append(mul(w("attn_v"), h))
+                keys.append(k_keep(self.rope(mul(w("attn_k"), h), pos)))
+                values.append(v_keep(mul(w("attn_v"), h)))
                 o = self.attend(self.rope(mul(w("attn_q"), h), pos), keys, values)
                 x = [u + v for u, v in zip(x, mul(w("attn_output"), o))]
                 h = self.rms(x, w("ffn_norm"))
@@ -262,9 +281,9 @@ def main():
     write(a.out, m.metadata(), m.tensors)
     if a.expect:
         ids = [m.rng.randrange(len(m.tokens)) for _ in range(EXPECT_TOKENS)]
-        rows = [[round(v, 7) for v in row] for row in m.forward(ids)]
+        rows = lambda kv: [[round(v, 7) for v in row] for row in m.forward(ids, kv)]
         with open(a.expect, "w") as f:
-            json.dump({"ids": ids, "logits": rows}, f)
+            json.dump({"ids": ids, "logits": rows(None), "kv": {kv: rows(kv) for kv in KV_BITS}}, f)
 
 
 if __name__ == "__main__":

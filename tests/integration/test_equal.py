@@ -131,12 +131,15 @@ def test_pieces_and_chunks_do_not_matter(tiny_model):
     assert small == large
 
 
-def test_cached_prefix_equals_uncached(tiny_model):
-    """The same prompt again, and one that shares its beginning, against a pool that has neither."""
+@pytest.mark.parametrize("kv", ["f16", "int8", "q4"])
+def test_cached_prefix_equals_uncached(tiny_model, kv):
+    """The same prompt again, and one that shares its beginning, against a pool that has neither; part
+    of a chunk is copied, with the scales of formats that have them."""
     shared = words(150, 1)
     chats = [(shared + " and more", {"max_tokens": 32, "temperature": 0})]
-    alone, answers = solo_rows(tiny_model, chats)
-    with Cistern(tiny_model, settings=SMALL).start() as c:
+    settings = {**SMALL, "pool.kv": kv}
+    alone, answers = solo_rows(tiny_model, chats, **settings)
+    with Cistern(tiny_model, settings=settings).start() as c:
         c.chat(shared + " then", max_tokens=8, temperature=0)
         first = c.chat(*chats[0][:1], **chats[0][1])
         again = c.chat(*chats[0][:1], **chats[0][1])

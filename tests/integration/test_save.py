@@ -74,10 +74,12 @@ def saved(c, content, **fields):
     return path, row, answer
 
 
-def test_save_and_restore(tiny_model):
+@pytest.mark.parametrize("kv", ["f16", "k8v4"])
+def test_save_and_restore(tiny_model, kv):
     fields = {"max_tokens": 30, "temperature": 0.7, "seed": 4}
     content = words(60, 2)
-    with Cistern(tiny_model, settings=SETTINGS).start() as c:
+    # A block of 4-bit values of this model has 64 cells.
+    with Cistern(tiny_model, settings={**SETTINGS, "pool.chunk": 64, "pool.kv": kv}).start() as c:
         path, row, answer = saved(c, content, **fields)
         poolctl(c, "drop", name(row))
         other = c.chat("something else in between", max_tokens=3)

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "proto/kv_block.h"
 #include "workerd/backend.h"
 #ifdef CISTERN_CUDA
 #include "workerd/cuda/backend_cuda.h"
@@ -36,7 +37,8 @@ const char *rig_demo_model(void)
 
 const char *rig_device(void) { return getenv("TEST_DEVICE"); }
 
-static bool opens(const struct backend_ops *ops, const char *variant, const char *device)
+static bool opens(const struct backend_ops *ops, const char *variant, const char *device,
+                  uint32_t kv)
 {
     const double rope_freq[8] = {0};
     struct backend_want want = {
@@ -47,9 +49,9 @@ static bool opens(const struct backend_ops *ops, const char *variant, const char
         .rope_dims = 16,
         .rope_freq = rope_freq,
         .n_layers = 1,
-        .kv = POOL_KV_F16,
+        .kv = kv,
         .block_cells = 32,
-        .block_bytes = 2048,
+        .block_bytes = kv_block_of(kv, 1, 16, 32, KV_BY_CELL).bytes,
         .max_rows = 1,
         .max_lanes = 1,
         .context_tokens = 1,
@@ -69,7 +71,7 @@ bool rig_device_missing(void)
 {
     if (!rig_device()) return false;
 #ifdef CISTERN_CUDA
-    return !opens(&cuda_backend, NULL, rig_device());
+    return !opens(&cuda_backend, NULL, rig_device(), POOL_KV_F16);
 #else
     return true;
 #endif
@@ -80,7 +82,15 @@ bool rig_has_variant(const char *name)
     bool cuda = strcmp(name, "cuda") == 0;
     if (strcmp(name, "auto") == 0) return true;
     if (rig_device() || cuda) return rig_device() && cuda;
-    return opens(&cpu_backend, name, NULL);
+    return opens(&cpu_backend, name, NULL, POOL_KV_F16);
+}
+
+bool rig_has_kv(uint32_t kv)
+{
+#ifdef CISTERN_CUDA
+    if (rig_device()) return opens(&cuda_backend, NULL, rig_device(), kv);
+#endif
+    return opens(&cpu_backend, NULL, NULL, kv);
 }
 
 static uint32_t or_default(uint32_t v, uint32_t fallback) { return v ? v : fallback; }

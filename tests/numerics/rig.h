@@ -52,6 +52,9 @@ bool rig_device_missing(void);
 /* Whether this processor can run a variant of the CPU backend; "auto" is always there. */
 bool rig_has_variant(const char *name);
 
+/* Whether the device keeps K and V in a format, enum pool_kv. */
+bool rig_has_kv(uint32_t kv);
+
 struct rig *rig_new(const struct rig_want *want);
 void rig_free(struct rig *r);
 /* The file mapped for a stage: all its blocks filled with a byte (0xff: every value is a NaN). */

@@ -209,19 +209,21 @@ START_TEST(lists_of_processors_are_read)
 END_TEST
 
 static void no_such_variant(struct backend_want *w) { w->variant = "mmx"; }
-static void kv_int8(struct backend_want *w) { w->kv = POOL_KV_INT8; }
+static void no_such_kv(struct backend_want *w) { w->kv = 9; }
 static void heads_of_24(struct backend_want *w) { w->head_dim = 24; }
 static void heads_of_0(struct backend_want *w) { w->head_dim = 0; }
 static void rope_of_8(struct backend_want *w) { w->rope_dims = 8; }
 static void rope_past_the_head(struct backend_want *w) { w->rope_dims = 32; }
 static void uneven_groups(struct backend_want *w) { w->n_kv_heads = 3; }
 static void no_kv_heads(struct backend_want *w) { w->n_kv_heads = 0; }
+static void blocks_of_other_bytes(struct backend_want *w) { w->block_bytes = 1024; }
 static void small_blocks(struct backend_want *w) { w->block_cells = 8; }
 static void too_many_threads(struct backend_want *w) { w->n_threads = 100000; }
 
 static void (*const refused[])(struct backend_want *w) = {
-    no_such_variant,    kv_int8,       heads_of_24, heads_of_0,   rope_of_8,
-    rope_past_the_head, uneven_groups, no_kv_heads, small_blocks, too_many_threads,
+    no_such_variant, no_such_kv,         heads_of_24,           heads_of_0,
+    rope_of_8,       rope_past_the_head, uneven_groups,         no_kv_heads,
+    small_blocks,    too_many_threads,   blocks_of_other_bytes,
 };
 
 START_TEST(what_the_cpu_cannot_do_is_refused)

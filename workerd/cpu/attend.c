@@ -9,8 +9,12 @@
  * order, the weighted V over cells in order; the segments' states are added in order. Cells at or
  * past the row's length never enter a sum: their scores are replaced, their V isn't read into it.
  *
- * Layout in a block: K [K/V head][head_dim][B cells], so that lanes are cells, then
- * V [K/V head][B cells][head_dim], so that lanes are dimensions.
+ * Where the format has scales (proto/kv_block.h), codes are summed as integers in float32 and a
+ * cell's scale comes in once for each group of dimensions: a score is the sum of a group times K's
+ * scale, then fma(next group, its scale, so far); a weight is multiplied by V's scale before it
+ * multiplies codes.
+ *
+ * K in a block is by dimension, so that lanes are cells; V's lanes are dimensions.
  */
 #include "workerd/cpu/variant.h"
 
@@ -35,11 +39,13 @@ struct task {
     float *score[QUERY_ROWS_MAX];
 };
 
-/* Where the K and V of a step's cells lie: a pointer for each 16 of them. */
+/* Where the K or V of a step's cells lie: a pointer for each 16 of them. */
 struct step {
     const void *at[STEP_VECS];
-    uint32_t stride; /* values from one dimension (K) or cell (V) to the next */
-    bool f32;
+    const uint16_t
+        *scale[STEP_VECS]; /* of the head's first group; of the next, a block's cells on */
+    uint32_t stride;       /* values from one dimension (K) or cell (V) to the next */
+    uint32_t bits;         /* of a value: 32 and 16 are floats, 8 and 4 codes */
 };
 
 /* Cells that row r of the task reads. */
@@ -51,50 +57,104 @@ SIMD_FN uint32_t length_of(const struct task *t, uint32_t r)
 SIMD_FN struct step step_at(const struct task *t, uint32_t pos, bool v)
 {
     const struct cpu_geometry *g = t->g;
-    struct step s = {.stride = v ? g->head_dim : g->block_cells, .f32 = g->kv == POOL_KV_F32};
+    struct step s = {.stride = v ? g->head_dim : g->block_cells,
+                     .bits = v ? g->block.v_bits : g->block.k_bits};
     const struct kv_section *section = v ? &g->block.v : &g->block.k;
-    uint32_t lines = section->lines / g->n_kv_heads;
-    size_t head = (size_t)t->kv_head * lines * g->block_cells * section->unit_bytes;
+    const struct kv_section *scales = v ? &g->block.v_scale : &g->block.k_scale;
+    size_t line = (size_t)t->kv_head * (section->lines / g->n_kv_heads);
     for (uint32_t i = 0; i < STEP_VECS; i++) {
-        uint32_t cell = pos + i * LANES;
-        const uint8_t *block =
-            t->op->b->run[t->op->layer] + cpu_block_off(g, t->lane, cell) + section->off;
-        s.at[i] = block + head + (size_t)(cell % g->block_cells) * section->unit_bytes;
+        uint32_t pos_i = pos + i * LANES, cell = pos_i % g->block_cells;
+        const uint8_t *block = t->op->b->run[t->op->layer] + cpu_block_off(g, t->lane, pos_i);
+        s.at[i] = block + section->off + (line * g->block_cells + cell) * section->unit_bytes;
+        s.scale[i] = (const uint16_t *)(block + scales->off) +
+                     (size_t)t->kv_head * g->block.n_groups * g->block_cells + cell;
     }
     return s;
 }
 
-SIMD_FN vf kv_load(bool f32, const void *at, size_t i)
+/* K of a dimension, from its 16 cells on. */
+SIMD_FN vf k_load(uint32_t bits, const void *at, size_t stride, size_t d)
 {
-    return f32 ? vf_load((const float *)at + i) : vf_load_f16((const uint16_t *)at + i);
+    if (bits == 32) return vf_load((const float *)at + d * stride);
+    if (bits == 16) return vf_load_f16((const uint16_t *)at + d * stride);
+    if (bits == 8) return vf_load_i8((const int8_t *)at + d * stride);
+    return vf_load_u4((const uint8_t *)at + d / 2 * stride, d % 2 ? 4 : 0);
 }
 
-/* The same values as float32, in the scratch: K [dimension][STEP_CELLS]. */
+/* V of 16 dimensions, from the i-th value on, a multiple of 16. */
+SIMD_FN vf v_load(uint32_t bits, const void *at, size_t i)
+{
+    if (bits == 32) return vf_load((const float *)at + i);
+    if (bits == 16) return vf_load_f16((const uint16_t *)at + i);
+    if (bits == 8) return vf_load_i8((const int8_t *)at + i);
+    return vf_load_u4_pairs((const uint8_t *)at + i / 2);
+}
+
+#define BY_BITS(bits, call, ...)                                                                   \
+    switch (bits) {                                                                                \
+    case 32:                                                                                       \
+        call(32, __VA_ARGS__);                                                                     \
+        break;                                                                                     \
+    case 16:                                                                                       \
+        call(16, __VA_ARGS__);                                                                     \
+        break;                                                                                     \
+    case 8:                                                                                        \
+        call(8, __VA_ARGS__);                                                                      \
+        break;                                                                                     \
+    default:                                                                                       \
+        call(4, __VA_ARGS__);                                                                      \
+        break;                                                                                     \
+    }
+
+SIMD_FN void widen_k_bits(uint32_t bits, const struct task *t, const struct step *s)
+{
+    for (uint32_t i = 0; i < STEP_VECS; i++)
+        for (size_t d = 0; d < t->g->head_dim; d++)
+            vf_store(t->scratch->kv + d * STEP_CELLS + i * LANES,
+                     k_load(bits, s->at[i], s->stride, d));
+}
+
+SIMD_FN void widen_v_bits(uint32_t bits, const struct task *t, const struct step *s)
+{
+    size_t n = (size_t)LANES * t->g->head_dim;
+    for (uint32_t i = 0; i < STEP_VECS; i++)
+        for (size_t j = 0; j < n; j += LANES)
+            vf_store(t->scratch->kv + i * n + j, v_load(bits, s->at[i], j));
+}
+
+/* The same values as float32, in the scratch: K [dimension][STEP_CELLS]. Scales stay aside. */
 static void widen_k(const struct task *t, struct step *s)
 {
-    float *to = t->scratch->kv;
-    for (uint32_t i = 0; i < STEP_VECS; i++) {
-        for (size_t d = 0; d < t->g->head_dim; d++)
-            vf_store(to + d * STEP_CELLS + i * LANES, kv_load(s->f32, s->at[i], d * s->stride));
-        s->at[i] = to + i * LANES;
-    }
+    BY_BITS(s->bits, widen_k_bits, t, s)
+    for (uint32_t i = 0; i < STEP_VECS; i++)
+        s->at[i] = t->scratch->kv + i * LANES;
     s->stride = STEP_CELLS;
-    s->f32 = true;
+    s->bits = 32;
 }
 
 static void widen_v(const struct task *t, struct step *s)
 {
-    size_t n = (size_t)LANES * t->g->head_dim;
-    for (uint32_t i = 0; i < STEP_VECS; i++) {
-        float *to = t->scratch->kv + i * n;
-        for (size_t j = 0; j < n; j += LANES)
-            vf_store(to + j, kv_load(s->f32, s->at[i], j));
-        s->at[i] = to;
-    }
-    s->f32 = true;
+    BY_BITS(s->bits, widen_v_bits, t, s)
+    for (uint32_t i = 0; i < STEP_VECS; i++)
+        s->at[i] = t->scratch->kv + (size_t)i * LANES * t->g->head_dim;
+    s->bits = 32;
 }
 
-SIMD_FN void scores_n(bool f32, int n, const struct task *t, const struct step *s, uint32_t query)
+/* Sums of 16 cells, the i-th of the step, over one group's dimensions or all. */
+SIMD_FN void score_put(const struct task *t, const struct step *s, uint32_t query, uint32_t i,
+                       uint32_t group, vf sum)
+{
+    float *to = t->score[query] + i * LANES;
+    if (t->g->block.n_groups) {
+        vf scale = vf_load_f16(s->scale[i] + (size_t)group * t->g->block_cells);
+        sum = group == 0 ? vf_mul(sum, scale) : vf_fma(sum, scale, vf_load(to));
+    }
+    vf_store(to, sum);
+}
+
+/* Of a group's dimensions [from, to); of all where there are no scales. */
+SIMD_FN void scores_span(uint32_t bits, int n, const struct task *t, const struct step *s,
+                         uint32_t query, uint32_t group, size_t from, size_t to)
 {
     const float *const *q = t->query + query;
     for (uint32_t i = 0; i < STEP_VECS; i += SCORE_VECS) {
@@ -102,82 +162,114 @@ SIMD_FN void scores_n(bool f32, int n, const struct task *t, const struct step *
         for (int j = 0; j < n; j++)
             for (int v = 0; v < SCORE_VECS; v++)
                 acc[j][v] = vf_set1(0);
-        for (size_t d = 0; d < t->g->head_dim; d++)
-            for (int v = 0; v < SCORE_VECS; v++) {
-                vf k = kv_load(f32, s->at[i + (uint32_t)v], d * s->stride);
-                for (int j = 0; j < n; j++)
-                    acc[j][v] = vf_fma(k, vf_set1(q[j][d]), acc[j][v]);
-            }
+        for (size_t d = from; d < to; d += bits == 4 ? 2 : 1)
+            for (size_t e = d; e < d + (bits == 4 ? 2 : 1); e++)
+                for (int v = 0; v < SCORE_VECS; v++) {
+                    vf k = k_load(bits, s->at[i + (uint32_t)v], s->stride, e);
+                    for (int j = 0; j < n; j++)
+                        acc[j][v] = vf_fma(k, vf_set1(q[j][e]), acc[j][v]);
+                }
         for (int j = 0; j < n; j++)
             for (int v = 0; v < SCORE_VECS; v++)
-                vf_store(t->score[query + (uint32_t)j] + (i + (uint32_t)v) * LANES, acc[j][v]);
+                score_put(t, s, query + (uint32_t)j, i + (uint32_t)v, group, acc[j][v]);
     }
 }
 
+SIMD_FN void scores_n(uint32_t bits, int n, const struct task *t, const struct step *s,
+                      uint32_t query)
+{
+    uint32_t span = t->g->block.n_groups ? KV_GROUP : t->g->head_dim;
+    for (uint32_t d = 0, group = 0; d < t->g->head_dim; d += span, group++)
+        scores_span(bits, n, t, s, query, group, d, min_u32(d + span, t->g->head_dim));
+}
+
+/* What multiplies V of a group of dimensions, for each cell of the step. */
+SIMD_FN float *weights_of(const struct task *t, uint32_t query, uint32_t group)
+{
+    uint32_t n = t->g->block.n_groups;
+    return n ? t->scratch->weight + ((size_t)query * n + group) * STEP_CELLS : t->score[query];
+}
+
+static void weights_scale(const struct task *t, const struct step *v, uint32_t query)
+{
+    for (uint32_t group = 0; group < t->g->block.n_groups; group++)
+        for (uint32_t i = 0; i < STEP_VECS; i++) {
+            vf scale = vf_load_f16(v->scale[i] + (size_t)group * t->g->block_cells);
+            vf_store(weights_of(t, query, group) + i * LANES,
+                     vf_mul(vf_load(t->score[query] + i * LANES), scale));
+        }
+}
+
 /* o[query] += p * V over cells [from, to) of the step, for 16 vecs dimensions from d on. */
-SIMD_FN void values_span(bool f32, int n, int vecs, const struct task *t, const struct step *s,
+SIMD_FN void values_span(uint32_t bits, int n, int vecs, const struct task *t, const struct step *s,
                          uint32_t query, uint32_t from, uint32_t to, uint32_t d)
 {
     vf acc[QUERY_GROUP][VALUE_VECS];
+    const float *weight[QUERY_GROUP];
     float *o = t->scratch->part.o + (size_t)query * t->g->head_dim + d;
-    for (int j = 0; j < n; j++)
+    for (int j = 0; j < n; j++) {
+        weight[j] = weights_of(t, query + (uint32_t)j, d / KV_GROUP);
         for (int v = 0; v < vecs; v++)
             acc[j][v] = vf_load(o + (size_t)j * t->g->head_dim + v * LANES);
+    }
     for (uint32_t c = from; c < to; c++)
         for (int v = 0; v < vecs; v++) {
-            vf value = kv_load(f32, s->at[c / LANES],
-                               (size_t)(c % LANES) * s->stride + d + (uint32_t)(v * LANES));
+            vf value = v_load(bits, s->at[c / LANES],
+                              (size_t)(c % LANES) * s->stride + d + (uint32_t)(v * LANES));
             for (int j = 0; j < n; j++)
-                acc[j][v] = vf_fma(vf_set1(t->score[query + (uint32_t)j][c]), value, acc[j][v]);
+                acc[j][v] = vf_fma(vf_set1(weight[j][c]), value, acc[j][v]);
         }
     for (int j = 0; j < n; j++)
         for (int v = 0; v < vecs; v++)
             vf_store(o + (size_t)j * t->g->head_dim + v * LANES, acc[j][v]);
 }
 
-SIMD_FN void values_n(bool f32, int n, const struct task *t, const struct step *s, uint32_t query,
-                      uint32_t from, uint32_t to)
+SIMD_FN void values_n(uint32_t bits, int n, const struct task *t, const struct step *s,
+                      uint32_t query, uint32_t from, uint32_t to)
 {
     uint32_t d = 0, dims = t->g->head_dim;
     for (; d + LANES * VALUE_VECS <= dims; d += LANES * VALUE_VECS)
-        values_span(f32, n, VALUE_VECS, t, s, query, from, to, d);
+        values_span(bits, n, VALUE_VECS, t, s, query, from, to, d);
     for (; d < dims; d += LANES)
-        values_span(f32, n, 1, t, s, query, from, to, d);
+        values_span(bits, n, 1, t, s, query, from, to, d);
 }
 
-#define BY_COUNT(f32, n, call, ...)                                                                \
+/* n is a constant from here on: each in registers of its own. */
+#define BY_COUNT(bits, n, call, ...)                                                               \
     switch (n) {                                                                                   \
     case 4:                                                                                        \
-        call(f32, 4, __VA_ARGS__);                                                                 \
+        call(bits, 4, __VA_ARGS__);                                                                \
         break;                                                                                     \
     case 3:                                                                                        \
-        call(f32, 3, __VA_ARGS__);                                                                 \
+        call(bits, 3, __VA_ARGS__);                                                                \
         break;                                                                                     \
     case 2:                                                                                        \
-        call(f32, 2, __VA_ARGS__);                                                                 \
+        call(bits, 2, __VA_ARGS__);                                                                \
         break;                                                                                     \
     default:                                                                                       \
-        call(f32, 1, __VA_ARGS__);                                                                 \
+        call(bits, 1, __VA_ARGS__);                                                                \
         break;                                                                                     \
     }
 
-static void scores(const struct task *t, const struct step *s, uint32_t query, uint32_t n)
+SIMD_FN void scores_bits(uint32_t bits, const struct task *t, const struct step *s, uint32_t query,
+                         uint32_t n)
 {
-    if (s->f32) {
-        BY_COUNT(true, n, scores_n, t, s, query)
-    } else {
-        BY_COUNT(false, n, scores_n, t, s, query)
-    }
+    BY_COUNT(bits, n, scores_n, t, s, query)
+}
+
+static void scores(const struct task *t, const struct step *s, uint32_t query,
+                   uint32_t n){BY_BITS(s->bits, scores_bits, t, s, query, n)}
+
+SIMD_FN void values_bits(uint32_t bits, const struct task *t, const struct step *s, uint32_t query,
+                         uint32_t n, uint32_t from, uint32_t to)
+{
+    BY_COUNT(bits, n, values_n, t, s, query, from, to)
 }
 
 static void values(const struct task *t, const struct step *s, uint32_t query, uint32_t n,
                    uint32_t from, uint32_t to)
 {
-    if (s->f32) {
-        BY_COUNT(true, n, values_n, t, s, query, from, to)
-    } else {
-        BY_COUNT(false, n, values_n, t, s, query, from, to)
-    }
+    BY_BITS(s->bits, values_bits, t, s, query, n, from, to)
 }
 
 /* Scores become weights; the query's state is brought to the new largest score. n: cells of the
@@ -244,8 +336,10 @@ static void segment(const struct task *t, uint32_t number)
         if (widen) widen_k(t, &k);
         for (uint32_t i = first; i < t->n_queries; i += QUERY_GROUP)
             scores(t, &k, i, min_u32(QUERY_GROUP, t->n_queries - i));
-        for (uint32_t i = first; i < t->n_queries; i++)
+        for (uint32_t i = first; i < t->n_queries; i++) {
             softmax_step(t, i, min_u32(STEP_CELLS, length_of(t, i / t->group) - pos));
+            weights_scale(t, &v, i);
+        }
         if (widen) widen_v(t, &v);
         values_step(t, &v, pos, first);
     }

@@ -97,25 +97,6 @@ static void cpu_close(struct backend *b)
 }
 static inline void cpu_closep(struct backend **b) { cpu_close(*b); }
 
-static int check_want(const struct backend_want *w, struct why *why)
-{
-    if (w->kv != POOL_KV_F32 && w->kv != POOL_KV_F16)
-        return why_set(why, -ENOTSUP, "K/V format %u: the CPU has f32 and f16", w->kv);
-    if (w->head_dim == 0 || w->head_dim % TILE)
-        return why_set(why, -ENOTSUP, "heads of %u values: must be a multiple of %d", w->head_dim,
-                       TILE);
-    if (w->rope_dims % TILE || w->rope_dims > w->head_dim)
-        return why_set(why, -ENOTSUP, "rope over %u of %u dimensions: must be a multiple of %d",
-                       w->rope_dims, w->head_dim, TILE);
-    if (w->n_kv_heads == 0 || w->n_heads % w->n_kv_heads ||
-        w->n_heads / w->n_kv_heads > QUERY_ROWS_MAX)
-        return why_set(why, -ENOTSUP, "%u query heads over %u K/V heads", w->n_heads,
-                       w->n_kv_heads);
-    if (w->block_cells < TILE || w->block_cells & (w->block_cells - 1))
-        return why_set(why, -EINVAL, "blocks of %u cells", w->block_cells);
-    return 0;
-}
-
 static struct cpu_geometry geometry_of(const struct backend_want *w)
 {
     uint32_t group = w->n_heads / w->n_kv_heads;
@@ -130,6 +111,27 @@ static struct cpu_geometry geometry_of(const struct backend_want *w)
         .scale = (float)(1.0 / sqrt(w->head_dim)),
         .tile_rows = QUERY_ROWS_MAX / group,
     };
+}
+
+static int check_want(const struct backend_want *w, struct why *why)
+{
+    if (!kv_bits(w->kv, 0)) return why_set(why, -EINVAL, "there is no K/V format %u", w->kv);
+    if (w->head_dim == 0 || w->head_dim % TILE)
+        return why_set(why, -ENOTSUP, "heads of %u values: must be a multiple of %d", w->head_dim,
+                       TILE);
+    if (w->rope_dims % TILE || w->rope_dims > w->head_dim)
+        return why_set(why, -ENOTSUP, "rope over %u of %u dimensions: must be a multiple of %d",
+                       w->rope_dims, w->head_dim, TILE);
+    if (w->n_kv_heads == 0 || w->n_heads % w->n_kv_heads ||
+        w->n_heads / w->n_kv_heads > QUERY_ROWS_MAX)
+        return why_set(why, -ENOTSUP, "%u query heads over %u K/V heads", w->n_heads,
+                       w->n_kv_heads);
+    if (w->block_cells < TILE || w->block_cells & (w->block_cells - 1))
+        return why_set(why, -EINVAL, "blocks of %u cells", w->block_cells);
+    if (w->block_bytes != geometry_of(w).block.bytes)
+        return why_set(why, -EINVAL, "blocks of %u cells in %llu bytes", w->block_cells,
+                       (unsigned long long)w->block_bytes);
+    return 0;
 }
 
 static int cpu_open(const struct backend_want *want, struct why *why, struct backend **ret)

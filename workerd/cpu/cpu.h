@@ -93,6 +93,19 @@ struct cpu_geometry {
     uint32_t tile_rows;    /* rows of a lane in one attention task */
 };
 
+/* Where K and V have scales: those of the window's rows as float32, until all tiles of a group have
+ * been computed and whoever finishes the last one brings the group into the arena. */
+struct cpu_fresh {
+    float *f; /* [row][K, then V: K/V head x head_dim] */
+    uint32_t
+        *left; /* [block of ROW_BLOCK rows][K, then V: K/V head x group]: tiles not yet there */
+};
+
+struct cpu_group { /* values that share a scale */
+    bool is_v;
+    uint32_t head, group; /* group: of the head */
+};
+
 /* Of one attention task: for each query the largest score, the sum and the weighted V, so far. */
 struct cpu_partial {
     float *max, *sum; /* [query] */
@@ -102,6 +115,7 @@ struct cpu_partial {
 struct cpu_scratch { /* one a thread */
     float *score;    /* [query][STEP_CELLS] */
     float *kv;       /* [STEP_CELLS * head_dim]: K or V of a step as float32 */
+    float *weight;   /* [query][group][STEP_CELLS]: scores times V's scales, where it has them */
     struct cpu_partial part, total;
 };
 
@@ -135,6 +149,9 @@ struct cpu_kernels {
     /* Outputs of one tile for rows [row, row + n_rows). */
     void (*product)(const struct cpu_op *op, uint32_t thread, uint32_t tile, uint32_t row,
                     uint32_t n_rows);
+    /* Rounds a group's values into a cell of a block. */
+    void (*keep)(const struct cpu_geometry *g, uint8_t *block, uint32_t cell,
+                 const struct cpu_group *which, const float *x);
     /* The query q of K/V head kv_head. */
     void (*attend)(const struct cpu_op *op, uint32_t thread, const struct cpu_query *q,
                    uint32_t kv_head);
@@ -157,6 +174,7 @@ struct backend {
     double *rope_freq;
 
     struct cpu_window win;
+    struct cpu_fresh fresh;
     struct cpu_scratch *scratch; /* [thread] */
     struct cpu_partial *split;   /* [slot x K/V head]: [segment][head of the group] */
     uint32_t *split_left;        /* [slot x K/V head]: segments not yet done */
@@ -181,6 +199,17 @@ static inline uint64_t cpu_block_off(const struct cpu_geometry *g, const struct 
     uint64_t block =
         (uint64_t)chunk * (g->chunk_cells / g->block_cells) + pos % g->chunk_cells / g->block_cells;
     return block * g->block.bytes;
+}
+
+/* Values of a head's group: KV_GROUP, or of the last one as many as are left. */
+static inline uint32_t cpu_group_values(const struct cpu_geometry *g, uint32_t group)
+{
+    return min_u32(KV_GROUP, g->head_dim - group * KV_GROUP);
+}
+
+static inline uint32_t cpu_groups(const struct cpu_geometry *g) /* of K and V of a row */
+{
+    return 2 * g->n_kv_heads * g->block.n_groups;
 }
 
 /* First of the rows that a thread reads of a buffer. */

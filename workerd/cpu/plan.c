@@ -33,6 +33,18 @@ static struct cpu_partial partial_new(struct backend *b, size_t n, bool *failed)
     };
 }
 
+static void fresh_new(struct backend *b, bool *failed)
+{
+    const struct cpu_geometry *g = &b->geo;
+    uint32_t blocks = (b->want.max_rows + ROW_BLOCK - 1) / ROW_BLOCK, n = cpu_groups(g);
+    if (n == 0) return;
+    b->fresh.f =
+        get(b, (size_t)b->want.max_rows * 2 * g->n_kv_heads, g->head_dim * sizeof(float), failed);
+    b->fresh.left = get(b, (size_t)blocks * n, sizeof(uint32_t), failed);
+    for (uint32_t i = 0; i < blocks * n && !*failed; i++)
+        b->fresh.left[i] = cpu_group_values(g, i % g->block.n_groups) / TILE;
+}
+
 int cpu_plan_new(struct backend *b, struct why *why)
 {
     const struct backend_want *want = &b->want;
@@ -51,9 +63,13 @@ int cpu_plan_new(struct backend *b, struct why *why)
         struct cpu_scratch *s = &b->scratch[i];
         s->score = get(b, (size_t)QUERY_ROWS_MAX * STEP_CELLS, sizeof(float), &failed);
         s->kv = get(b, (size_t)STEP_CELLS * want->head_dim, sizeof(float), &failed);
+        if (b->geo.block.n_groups)
+            s->weight = get(b, (size_t)QUERY_ROWS_MAX * STEP_CELLS * b->geo.block.n_groups,
+                            sizeof(float), &failed);
         s->part = partial_new(b, QUERY_ROWS_MAX, &failed);
         s->total = partial_new(b, QUERY_ROWS_MAX, &failed);
     }
+    fresh_new(b, &failed);
     size_t slots = (size_t)b->n_slots * want->n_kv_heads;
     b->split_left = get(b, slots, sizeof(*b->split_left), &failed);
     b->split = get(b, slots, sizeof(*b->split), &failed);

@@ -190,6 +190,35 @@ SIMD_FN void store_v(const struct cpu_geometry *g, uint8_t *block, uint32_t cell
         vf_store_f16((uint16_t *)(block + g->block.v.off) + at, v);
 }
 
+/* Where K and V have scales: this tile's rows wait for the rest of their group. */
+SIMD_FN void keep_fresh(const struct backend *b, uint32_t row, bool is_v, uint32_t at, vf v)
+{
+    size_t n = (size_t)b->geo.n_kv_heads * b->geo.head_dim;
+    vf_store(b->fresh.f + row * 2 * n + (is_v ? n : 0) + at, v);
+}
+
+/* A tile of some rows is there: the last of a group's brings the group into the rows' cells. */
+static void fresh_done(const struct cpu_op *op, bool is_v, uint32_t tile, uint32_t row, uint32_t n)
+{
+    const struct backend *b = op->b;
+    const struct cpu_geometry *g = &b->geo;
+    uint32_t d = tile * TILE % g->head_dim;
+    struct cpu_group which = {is_v, tile * TILE / g->head_dim, d / KV_GROUP};
+    size_t head = is_v * g->n_kv_heads + which.head;
+    uint32_t *left = &b->fresh.left[row / ROW_BLOCK * (size_t)cpu_groups(g) +
+                                    head * g->block.n_groups + which.group];
+    if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) > 0) return;
+    __atomic_store_n(left, cpu_group_values(g, which.group) / TILE, /* for the next layer */
+                     __ATOMIC_RELAXED);
+    const float *x = b->fresh.f + head * g->head_dim + (size_t)which.group * KV_GROUP;
+    for (uint32_t end = row + n; row < end; row++) {
+        const struct cpu_cell *cell = &b->win.cell[row];
+        KERNEL(keep)
+        (g, b->run[op->layer] + cell->block, cell->at, &which,
+         x + (size_t)row * 2 * g->n_kv_heads * g->head_dim);
+    }
+}
+
 static void finish(const struct cpu_op *op, enum cpu_epilogue how, uint32_t tile, uint32_t row,
                    vf v)
 {
@@ -209,10 +238,16 @@ static void finish(const struct cpu_op *op, enum cpu_epilogue how, uint32_t tile
         vf_store(out, turned(b, row, d, v));
         break;
     case EPILOGUE_K:
-        store_k(g, b->run[op->layer] + cell->block, cell->at, head, d, turned(b, row, d, v));
+        if (g->block.n_groups)
+            keep_fresh(b, row, false, at, turned(b, row, d, v));
+        else
+            store_k(g, b->run[op->layer] + cell->block, cell->at, head, d, turned(b, row, d, v));
         break;
     case EPILOGUE_V:
-        store_v(g, b->run[op->layer] + cell->block, cell->at, head, d, v);
+        if (g->block.n_groups)
+            keep_fresh(b, row, true, at, v);
+        else
+            store_v(g, b->run[op->layer] + cell->block, cell->at, head, d, v);
         break;
     }
 }
@@ -229,7 +264,7 @@ void KERNEL(product)(const struct cpu_op *op, uint32_t thread, uint32_t tile, ui
                      uint32_t n_rows)
 {
     vf v[ROWS_MAX], up[ROWS_MAX];
-    uint32_t i = 0, first = cpu_first_row(op->in, op->in_each, thread);
+    uint32_t i = 0, first = cpu_first_row(op->in, op->in_each, thread), begin = row;
     while (!op->gate && tile >= op->w[i]->n_tiles)
         tile -= op->w[i++]->n_tiles;
     for (uint32_t end = row + n_rows, n; row < end; row += n) {
@@ -242,4 +277,6 @@ void KERNEL(product)(const struct cpu_op *op, uint32_t thread, uint32_t tile, ui
                 finish(op, op->epilogue[i], tile, row + r, v[r]);
         }
     }
+    bool is_k = op->epilogue[i] == EPILOGUE_K, is_v = op->epilogue[i] == EPILOGUE_V;
+    if ((is_k || is_v) && op->b->geo.block.n_groups) fresh_done(op, is_v, tile, begin, n_rows);
 }

@@ -22,8 +22,10 @@
 
 #if defined(CPU_VARIANT_avx512)
 #include "workerd/cpu/simd_avx512.h"
+#include "workerd/cpu/simd_x86.h"
 #elif defined(CPU_VARIANT_avx2)
 #include "workerd/cpu/simd_avx2.h"
+#include "workerd/cpu/simd_x86.h"
 #elif defined(CPU_VARIANT_plain)
 #include "workerd/cpu/simd_plain.h"
 #else

@@ -34,6 +34,12 @@ SIMD_FN vf vf_load_f16(const uint16_t *p)
     return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)p)),
                 _mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)(p + 8)))};
 }
+SIMD_FN vf vf_from_bytes(__m128i b)
+{
+    __m128i high = _mm_unpackhi_epi64(b, b);
+    return (vf){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))};
+}
 SIMD_FN void vf_store_f16(uint16_t *p, vf v)
 {
     enum { NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };

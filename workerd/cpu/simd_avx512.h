@@ -24,6 +24,7 @@ SIMD_FN vf vf_load_f16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i_u *)p));
 }
+SIMD_FN vf vf_from_bytes(__m128i b) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b)); }
 SIMD_FN void vf_store_f16(uint16_t *p, vf v)
 {
     _mm256_storeu_si256((__m256i_u *)p,

@@ -31,6 +31,14 @@ SIMD_FN vf vf_set1(float f) { SIMD_EACH(f); }
 SIMD_FN vf vf_load(const float *p) { SIMD_EACH(p[i]); }
 SIMD_FN void vf_store(float *p, vf v) { memcpy(p, v.f, sizeof(v.f)); }
 SIMD_FN vf vf_load_f16(const uint16_t *p) { SIMD_EACH(f16_to_f32(p[i])); }
+SIMD_FN vf vf_load_i8(const int8_t *p) { SIMD_EACH((float)p[i]); }
+/* The low (shift 0) or high (4) four bits of 16 bytes, less 8. */
+SIMD_FN vf vf_load_u4(const uint8_t *p, int shift) { SIMD_EACH((float)((p[i] >> shift & 15) - 8)); }
+/* The 16 nibbles of 8 bytes in order, the low one of each first, less 8. */
+SIMD_FN vf vf_load_u4_pairs(const uint8_t *p)
+{
+    SIMD_EACH((float)((p[i / 2] >> (i % 2 * 4) & 15) - 8));
+}
 SIMD_FN void vf_store_f16(uint16_t *p, vf v)
 {
     for (int i = 0; i < 16; i++)

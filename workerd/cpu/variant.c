@@ -12,5 +12,6 @@ const struct cpu_kernels KERNEL(cpu_kernels) = {
     .norm = KERNEL(norm),
     .quantise = KERNEL(quantise),
     .product = KERNEL(product),
+    .keep = KERNEL(keep),
     .attend = KERNEL(attend),
 };

@@ -12,6 +12,8 @@ void KERNEL(norm)(float *y, const float *x, const float *w, uint32_t n, float ep
 void KERNEL(quantise)(const struct backend_buffer *x, uint32_t row);
 void KERNEL(product)(const struct cpu_op *op, uint32_t thread, uint32_t tile, uint32_t row,
                      uint32_t n_rows);
+void KERNEL(keep)(const struct cpu_geometry *g, uint8_t *block, uint32_t cell,
+                  const struct cpu_group *which, const float *x);
 void KERNEL(attend)(const struct cpu_op *op, uint32_t thread, const struct cpu_query *q,
                     uint32_t kv_head);
 
