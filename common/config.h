@@ -72,12 +72,14 @@ struct config {
         uint64_t body_bytes;     /* of a request, at most */
         uint32_t connections;    /* at most */
         uint32_t slow_ms;        /* a request must be in by then */
+        uint32_t ping_ms;        /* of silence after which a stream says that it goes on */
         uint32_t default_tokens; /* without max_tokens; 0: up to the context */
         uint64_t out_bytes;      /* unsent bytes of one stream before its reader counts as gone */
         uint32_t resume_ms;      /* a request without a pipeline ends after this time */
         char *hosts;             /* names allowed in the Host header besides this machine's own */
         char *keys, *keys_file;  /* that clients must show; both empty: none is asked for */
         uint32_t key_requests;   /* generations of one key at a time; 0: any */
+        uint32_t key_queue;      /* of these, those without a lane; 0: any */
         uint32_t share_prefixes; /* enum gateway_share */
         char *cors_origins;      /* pages in browsers that may ask */
         bool strict_model;       /* a request must name the model as it is served */

@@ -23,9 +23,7 @@
 #include "gateway/bytebuf.h"
 
 enum {
-    TICK_US = 1000000,
-    /* A silent stream gets a comment: clients and proxies give up after 30 to 300 s. */
-    COMMENT_US = 15000000,
+    TICK_US = 1000000,      /* at which time-outs are looked at */
     IDLE_S = 75,            /* a kept connection without a request; as nginx has it */
     HEADER_BYTES = 32768,   /* memory of a connection: bounds request line and headers */
     BLOCK_BYTES = 16384,    /* of a stream, given to the library at once */
@@ -443,11 +441,11 @@ static void keep_alive(struct exchange *x)
 static void on_tick(void *arg)
 {
     struct http *h = arg;
-    uint64_t now = now_us();
+    uint64_t now = now_us(), silence_us = (uint64_t)h->o.ping_ms * 1000;
     for (struct connection *c = h->connections; c; c = c->next) {
         struct exchange *x = c->exchange;
         if (c->deadline_us && now >= c->deadline_us) (void)shutdown(c->fd, SHUT_RDWR);
-        if (x && x->state == EXCHANGE_STREAMED && now - x->written_us >= COMMENT_US) keep_alive(x);
+        if (x && x->state == EXCHANGE_STREAMED && now - x->written_us >= silence_us) keep_alive(x);
     }
     h->dirty = true; /* lets the library look at its own time-outs */
 }

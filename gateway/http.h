@@ -23,6 +23,9 @@ struct http_options {
     uint16_t port;      /* 0: the kernel chooses */
     uint32_t connections;
     uint32_t slow_ms; /* a request must be in by then */
+    /* A stream that is silent for this long is kept alive: clients and proxies give up after 30 to
+     * 300 s. */
+    uint32_t ping_ms;
     size_t body_bytes, out_bytes;
     /* A whole request; must answer it or call exchange_wait. */
     void (*serve)(void *arg, struct exchange *x);

@@ -24,6 +24,7 @@ struct keys {
     struct key *key;
     size_t n;
     uint32_t limit; /* generations of a key at a time; 0: any */
+    uint32_t queue; /* of these, those that wait for a lane; 0: any */
     bool salted;
 };
 
@@ -105,6 +106,7 @@ int keys_new(const struct config *c, struct why *why, struct keys **ret)
 {
     CLEANUP(keys_freep) struct keys *k = xnew(struct keys);
     k->limit = c->gateway.key_requests;
+    k->queue = c->gateway.key_queue;
     k->salted = c->gateway.share_prefixes == GATEWAY_SHARE_KEY;
     int r = add_keys(k, c->gateway.keys, ", ", "gateway.keys", why);
     if (r == 0 && c->gateway.keys_file[0]) r = read_file(k, c->gateway.keys_file, why);
@@ -167,11 +169,18 @@ int keys_check(const struct keys *k, const struct exchange *x, struct fault *fau
     return 0;
 }
 
-int keys_admit(const struct keys *k, const struct exchange *x, struct fault *fault)
+int keys_admit(const struct keys *k, const struct exchange *x, bool queues, struct fault *fault)
 {
     const struct key *key = keys_of((struct keys *)(uintptr_t)k, x);
-    if (!key || k->limit == 0 || key->n_running < k->limit) return 0;
-    return fault_set(fault, FAULT_KEY_BUSY, NULL,
-                     "This key has %u requests under way, which is its limit; try again soon.",
-                     key->n_running);
+    if (!key) return 0;
+    if (k->limit > 0 && key->n_running >= k->limit)
+        return fault_set(fault, FAULT_KEY_BUSY, NULL,
+                         "This key has %u requests under way, which is its limit; try again soon.",
+                         key->n_running);
+    if (queues && k->queue > 0 && key->n_waiting >= k->queue)
+        return fault_set(fault, FAULT_KEY_BUSY, NULL,
+                         "This key has %u requests that wait, which is its share of the queue; try "
+                         "again soon.",
+                         key->n_waiting);
+    return 0;
 }

@@ -221,6 +221,7 @@ static int open_back(struct gateway *g, struct why *why)
         .loop = g->loop,
         .pipelines = g->pipelines,
         .resume_ms = g->config->gateway.resume_ms,
+        .late_ms = g->config->gateway.ping_ms,
         .n_vocab = tokenizer_n_vocab(g->model.tokenizer),
     };
     return requests_new(&o, why, &g->requests);
@@ -234,6 +235,7 @@ static int open_front(struct gateway *g, struct why *why)
         .port = (uint16_t)c->gateway.port,
         .connections = c->gateway.connections,
         .slow_ms = c->gateway.slow_ms,
+        .ping_ms = c->gateway.ping_ms,
         .body_bytes = c->gateway.body_bytes,
         .out_bytes = c->gateway.out_bytes,
         .serve = routes_serve,

@@ -12,7 +12,6 @@
 enum {
     TICK_US = 1000000,
     RETRY_US = 50000,      /* between attempts: a head is back within a second or so */
-    LATE_US = 10000000,    /* then headers go out at last: clients give up on silence */
     LEAVING_US = 60000000, /* a head that never confirms a cancel must not hold a place for ever */
 };
 
@@ -201,7 +200,7 @@ static void tick_one(struct request *r, void *arg)
         request_fail(r, FAULT_STAGE_LOST, "A worker died and none took its place in time.");
         return;
     }
-    if (!r->started && !r->told_late && now - r->since_us >= LATE_US) {
+    if (!r->started && !r->told_late && now - r->since_us >= (uint64_t)r->of->o.late_ms * 1000) {
         r->told_late = true;
         r->events.late(r->events.arg);
         return; /* the call may have freed it */

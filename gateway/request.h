@@ -22,6 +22,7 @@ struct requests_options {
     struct loop *loop;
     struct pipelines *pipelines;
     uint32_t resume_ms; /* how long a request without a pipeline waits for one */
+    uint32_t late_ms;   /* without a lane for so long is late: the client should hear something */
     uint32_t n_vocab;   /* ids at or past it are refused */
 };
 

@@ -11,6 +11,13 @@
 
 #include "gateway/api/reply.h"
 
+/* It waits no longer, in the count of its key. */
+static void key_starts(struct generation *g)
+{
+    if (g->key_waits) g->key->n_waiting--;
+    g->key_waits = false;
+}
+
 static void generation_free(struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_choices; i++) {
@@ -23,6 +30,7 @@ static void generation_free(struct generation *g)
         free(g->prompt[i].ids.ids);
         logprobs_fini(&g->prompt[i].probs);
     }
+    key_starts(g);
     if (g->key) g->key->n_running--;
     bytebuf_fini(&g->shown);
     logit_bias_fini(&g->bias);
@@ -202,6 +210,7 @@ static void on_started(void *arg)
     if (c->nth > 0) return;
     c->prompt->n_cached = cached;
     if (c->index > 0) return;
+    key_starts(g);
     g->started_us = now_us();
     /* The prompt's text comes with its probabilities, which are still to be computed. */
     if (g->prompt_probs) {
@@ -215,8 +224,9 @@ static void on_started(void *arg)
 
 static void on_late(void *arg)
 {
-    struct choice *c = arg;
-    open_stream(c->of);
+    struct generation *g = ((struct choice *)arg)->of;
+    open_stream(g);
+    if (g->shape->early && begin_stream(g) < 0) abandon(g);
 }
 
 static void count_tokens(struct choice *c, size_t n)
@@ -358,7 +368,8 @@ static void submit(struct choice *c)
 static int admits(const struct gateway *g, const struct exchange *x, struct fault *fault)
 {
     int r = gateway_admits(g, fault);
-    return r < 0 ? r : keys_admit(g->keys, x, fault);
+    bool queues = requests_in_flight(g->requests) >= pipelines_lanes(g->pipelines);
+    return r < 0 ? r : keys_admit(g->keys, x, queues, fault);
 }
 
 int generation_model(const struct gateway *g, const struct ask *ask, struct fault *fault)
@@ -424,7 +435,8 @@ static void start(struct gateway *gateway, struct exchange *x, const struct shap
     g->exchange = x;
     g->shape = shape;
     g->key = keys_of(gateway->keys, x);
-    if (g->key) g->key->n_running++;
+    g->key_waits = g->key != NULL;
+    if (g->key) g->key->n_running++, g->key->n_waiting++;
     g->ask = asked->ask;
     g->bias = asked->bias;
     g->n_prompts = asked->prompts.n;

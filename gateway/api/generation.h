@@ -62,7 +62,9 @@ struct shape {
     int (*prompts)(const struct gateway *g, const struct ask *ask, uint32_t n_ctx,
                    struct fault *fault, struct prompt_list *ret);
     bool keep_text; /* the last events repeat it */
-    /* The prompt has a lane, and how much of it was cached is known. */
+    /* The prompt has a lane, and how much of it was cached is known; or, early, it waits long for a
+     * lane. */
+    bool early;
     int (*begin)(struct generation *g);
     int (*text)(struct choice *c, json_t *text);             /* takes text */
     int (*progress)(struct generation *g, json_t *progress); /* takes progress; or NULL */
@@ -78,6 +80,7 @@ struct generation {
     struct exchange *exchange;
     const struct shape *shape;
     struct key *key; /* whose place it takes; NULL: none is asked for */
+    bool key_waits;  /* it counts among those of key that wait */
     struct ask ask;  /* the stop strings live in its body */
     struct prompt prompt[GENERATION_CHOICES_MAX];
     uint32_t n_prompts, n_choices; /* a prompt has ask.n of them */

@@ -230,6 +230,7 @@ static const struct shape response_shape = {
     .id_prefix = "resp_",
     .prompt = read_prompt,
     .keep_text = true,
+    .early = true, /* comments alone do not satisfy clients that count events */
     .begin = response_begin,
     .text = response_text,
     .end = response_end,

@@ -238,6 +238,39 @@ def test_a_key_has_its_limit_and_its_own_prefixes(locked):
     eventually(lambda: chat("one")[0] == 200, "the place is free again")
 
 
+def test_a_key_has_its_share_of_the_queue(tiny_model):
+    """The one lane's head stands still: who asks is in the queue."""
+    more = {"gateway.keys": "one, two", "gateway.key_queue": 1}
+    more |= {"worker.lanes": 1, "worker.stuck_ms": 600000}
+    with Cistern(tiny_model, settings={**SMALL, **more}).start() as c:
+
+        def send(key):
+            connection = c.connect()
+            body = json.dumps(chat_body("x", {"max_tokens": 2}))
+            connection.request("POST", "/v1/chat/completions", body, {"x-api-key": key})
+            return connection
+
+        def in_flight(n):
+            connection = c.connect()
+            connection.request("GET", "/metrics", headers={"x-api-key": "one"})
+            return f"cistern_requests_in_flight {n}\n" in connection.getresponse().read().decode()
+
+        c.workers[0].freeze()
+        try:
+            first = send("one")
+            eventually(lambda: in_flight(1), "it is in the queue")
+            refused = send("one").getresponse()
+            assert refused.status == 429 and int(refused.headers["Retry-After"]) > 0
+            assert json.loads(refused.read())["error"]["code"] == "rate_limit_exceeded"
+            other = send("two")
+            eventually(lambda: in_flight(2), "another key's is, too")
+        finally:
+            c.workers[0].thaw()
+        assert first.getresponse().status == other.getresponse().status == 200
+        again = send("one").getresponse()
+        assert again.status == 200, "what had a lane waits no longer"
+
+
 def test_a_file_of_keys_that_others_can_read_is_refused(tiny_model, tmp_path):
     path = tmp_path / "keys"
     path.write_text("k\n")

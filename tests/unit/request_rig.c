@@ -90,7 +90,7 @@ struct request_ask more;
 void begin(uint32_t resume_ms)
 {
     static const uint32_t prompt[] = {11, 12, 13}, stop[] = {2};
-    struct requests_options o = {.resume_ms = resume_ms, .n_vocab = N_VOCAB};
+    struct requests_options o = {.resume_ms = resume_ms, .late_ms = 10000, .n_vocab = N_VOCAB};
     memset(&head, 0, sizeof(head));
     memset(&got, 0, sizeof(got));
     ck_assert_int_eq(loop_new(&loop), 0);
