@@ -154,7 +154,8 @@ static int cuda_buffer(struct backend *b, uint32_t max_rows, uint32_t width,
     x->rows.f = cuda_get(b, (uint64_t)max_rows * width * sizeof(float));
     uint64_t eights = (max_rows + CUDA_X_ROWS - 1) / CUDA_X_ROWS;
     x->rows.q = cuda_get(b, eights * (k_pad / CUDA_PIECE) * CUDA_X_BYTES);
-    if (!x->rows.f || !x->rows.q) return -ENOMEM;
+    x->rows.squares = cuda_get(b, (uint64_t)max_rows * (k_pad / CUDA_BLOCK) * sizeof(float));
+    if (!x->rows.f || !x->rows.q || !x->rows.squares) return -ENOMEM;
     if (width > b->row_values) {
         b->host_row = cuda_get_pinned(b, width * sizeof(float));
         b->row_values = b->host_row ? width : 0;

@@ -33,6 +33,9 @@ struct backend_buffer {
     struct cuda_rows rows;
     uint32_t max_rows, n_rows; /* n_rows: as of the operations enqueued so far */
     bool quantised;            /* likewise: its codes hold */
+    bool scaled, floats;       /* codes as of struct cuda_product; float32 values hold, too */
+    struct cuda_rows norm_of;  /* when they don't: what they are made of */
+    const float *norm_w;
 };
 
 /* A chunk's place in GPU memory. Holds cells [0, filled) of {chunk, generation}. */

@@ -53,6 +53,56 @@ __device__ __forceinline__ void quantise_block(float v, uint32_t lane, const row
     if (lane == 0) to.scale_write(b, some ? __fdiv_rn(most, 127.0f) : 0.0f, sum);
 }
 
+/* Over eight lanes that lie together; the order of additions is the same in all of them. */
+__device__ __forceinline__ float sum_of_8(float v)
+{
+    for (int o = 4; o; o >>= 1)
+        v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+
+/* The same codes by eight lanes with four values each, from value i on. All lanes come here. */
+__device__ __forceinline__ void quantise_quads(float4 v, bool there, uint32_t i,
+                                               const row_codes &to)
+{
+    float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    for (int o = 4; o; o >>= 1)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
+    bool some = most >= 1e-30f;
+    float per = some ? __fdiv_rn(127.0f, most) : 0.0f;
+    int c[4] = {__float2int_rn(v.x * per), __float2int_rn(v.y * per), __float2int_rn(v.z * per),
+                __float2int_rn(v.w * per)};
+    int sum = c[0] + c[1] + c[2] + c[3];
+    for (int o = 4; o; o >>= 1)
+        sum += __shfl_xor_sync(~0u, sum, o);
+    if (!there) return;
+    *(char4 *)to.code(i / CUDA_BLOCK, i % CUDA_BLOCK) =
+        make_char4((signed char)c[0], (signed char)c[1], (signed char)c[2], (signed char)c[3]);
+    if (i % CUDA_BLOCK == 0)
+        to.scale_write(i / CUDA_BLOCK, some ? __fdiv_rn(most, 127.0f) : 0.0f, sum);
+}
+
+/* RMSNorm (arXiv:1910.07467) in two steps: the codes of x w do not depend on the norm's divisor but
+ * by their scales, so whoever makes x makes them and the squares of each block of 32; whoever
+ * multiplies them divides the sums. */
+__device__ __forceinline__ float quad_squares(float4 v)
+{
+    return sum_of_8(fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, v.w * v.w))));
+}
+__device__ __forceinline__ float4 quad_product(float4 v, float4 w)
+{
+    return make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+}
+/* 1 / sqrt(mean square + eps), from the squares of a row's blocks, by eight lanes together. */
+__device__ __forceinline__ float norm_scale(const float *squares, uint32_t width, float eps)
+{
+    float sum = 0;
+#pragma unroll 16
+    for (uint32_t i = threadIdx.x % 8; i < width / CUDA_BLOCK; i += 8)
+        sum += squares[i];
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum_of_8(sum), (float)width) + eps));
+}
+
 /* Where a cell's block lies. */
 __device__ __forceinline__ uint8_t *block_of(const cuda_kv &kv, const cuda_entry &e, uint32_t pos,
                                              bool resident)

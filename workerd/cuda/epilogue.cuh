@@ -3,8 +3,9 @@
 #define WORKERD_CUDA_EPILOGUE_CUH
 /*
  * What follows a product, element by element, the same for all its kernels: storing, adding to the
- * residual, rope and the K/V write, silu and quantising. A warp has a tile's 32 outputs of one
- * token row, one a lane.
+ * residual and quantising for the norm that follows, rope and the K/V write, silu and quantising.
+ * Eight lanes that lie together have a tile's 32 outputs of one token row, four each; all lanes of
+ * a warp come here.
  */
 #include "workerd/cuda/device.cuh"
 
@@ -37,9 +38,12 @@ static inline uint32_t tiles_of(const struct cuda_product *a, uint32_t unit)
 
 /* What an epilogue reads, asked for before the product is there. */
 struct before {
-    float y; /* CUDA_ADD, CUDA_GATED */
-    float2 turn;
-    uint8_t *host, *resident; /* where a value of K or V goes */
+    float4 y;                 /* CUDA_ADD, CUDA_GATED */
+    float4 norm;              /* CUDA_ADD: w */
+    float4 turn;              /* cos, sin of two pairs */
+    uint8_t *host, *resident; /* where values of K or V go */
+    float scale;              /* of the product */
+    bool there;
 };
 
 /* Through to the pool, and to GPU memory where the chunk has a place there. */
@@ -55,65 +59,100 @@ __device__ __forceinline__ void cell_find(const cuda_kv &kv, uint32_t row, uint3
     b.resident = e.slot >= 0 ? block_of(kv, e, r.pos, true) + off : nullptr;
 }
 
-__device__ __forceinline__ before read_before(const cuda_product &a, const tile_place &p,
-                                              uint32_t row, uint32_t lane)
+__device__ __forceinline__ float row_scale(const cuda_product &a, uint32_t row)
 {
-    before b = {
-        0, {1, 0},
-         nullptr, nullptr
-    };
-    const uint32_t out = p.first + lane;
-    if (out >= a.m[p.matrix].n_out) return b;
+    if (!a.scaled) return 1;
+    return norm_scale(a.x.squares + (uint64_t)row * (a.x.width / CUDA_BLOCK), a.x.width, a.eps);
+}
+
+/* out: of the matrix, the first of this lane's four; scale: row_scale's. */
+__device__ __forceinline__ before read_before(const cuda_product &a, uint32_t matrix, uint32_t out,
+                                              uint32_t row, float scale)
+{
+    const float4 zero = make_float4(0, 0, 0, 0);
+    before b = {zero, zero, zero, nullptr, nullptr, scale, out < a.m[matrix].n_out};
+    if (!b.there) return b;
     if (a.epilogue == CUDA_ADD || a.epilogue == CUDA_GATED)
-        b.y = a.y.f[(uint64_t)row * a.y.width + out];
+        b.y = *(const float4 *)(a.y.f + (uint64_t)row * a.y.width + out);
+    if (a.epilogue == CUDA_ADD && a.norm) b.norm = *(const float4 *)(a.norm + out);
     if (a.epilogue != CUDA_QKV) return b;
-    const uint32_t part = a.part[p.matrix], d = out % a.kv.head_dim;
+    const uint32_t part = a.part[matrix], d = out % a.kv.head_dim;
     if (part < 2 && d < a.kv.rope_dims)
-        b.turn = ((const float2 *)a.kv.rope)[(uint64_t)row * (a.kv.rope_dims / 2) + d / 2];
+        b.turn = *(const float4 *)(a.kv.rope + (uint64_t)row * a.kv.rope_dims + d);
     if (part > 0) cell_find(a.kv, row, out, part == 2, b);
     return b;
 }
 
-/* Rope turns the pairs (2i, 2i+1): arXiv:2104.09864. All lanes of the warp come here. */
-__device__ __forceinline__ float turned(const cuda_kv &kv, uint32_t d, float2 turn, float v)
+/* Rope turns the pairs (2i, 2i+1): arXiv:2104.09864. */
+__device__ __forceinline__ float4 turned(float4 v, float4 turn)
 {
-    float other = __shfl_xor_sync(~0u, v, 1);
-    if (d >= kv.rope_dims) return v;
-    return d % 2 ? fmaf(other, turn.y, v * turn.x) : fmaf(v, turn.x, -(other * turn.y));
+    return make_float4(fmaf(v.x, turn.x, -(v.y * turn.y)), fmaf(v.x, turn.y, v.y * turn.x),
+                       fmaf(v.z, turn.z, -(v.w * turn.w)), fmaf(v.z, turn.w, v.w * turn.z));
 }
 
-__device__ __forceinline__ void value_write(const cuda_kv &kv, uint8_t *to, float v)
+__device__ __forceinline__ void values_write(const cuda_kv &kv, uint8_t *to, float4 v)
 {
     if (!to) return;
-    if (kv.is_f32)
-        *(float *)to = v;
-    else /* finite: tensor cores multiply by 0 what is past a row's own cell */
-        *(__half *)to = __float2half_rn(fminf(fmaxf(v, -65504.0f), 65504.0f));
+    if (kv.is_f32) {
+        *(float4 *)to = v;
+        return;
+    }
+    const float most = 65504.0f; /* finite: tensor cores multiply by 0 what is past a row's cell */
+    __half2 h[2] = {
+        __floats2half2_rn(fminf(fmaxf(v.x, -most), most), fminf(fmaxf(v.y, -most), most)),
+        __floats2half2_rn(fminf(fmaxf(v.z, -most), most), fminf(fmaxf(v.w, -most), most))};
+    *(uint2 *)to = *(const uint2 *)h;
 }
 
-/* v: the product; up: of CUDA_GATE the second one, else the same. */
-__device__ __forceinline__ void epilogue(const cuda_product &a, const tile_place &p, uint32_t row,
-                                         uint32_t lane, const before &b, float v, float up)
+/* A vocabulary can be of any length. */
+__device__ __forceinline__ void quad_store(float *y, uint32_t width, uint32_t left, float4 v)
 {
-    uint32_t out = p.first + lane;
-    bool there = out < a.m[p.matrix].n_out;
+    if (width % 4 == 0) {
+        *(float4 *)y = v;
+        return;
+    }
+    y[0] = v.x;
+    if (left > 1) y[1] = v.y;
+    if (left > 2) y[2] = v.z;
+    if (left > 3) y[3] = v.w;
+}
+
+__device__ __forceinline__ float gated(float v, float up) /* arXiv:2002.05202 */
+{
+    return __fdiv_rn(v, 1.0f + expf(-v)) * up;
+}
+
+/* v: the product; up: of CUDA_GATE the second one, else the same. out, row: as of read_before. */
+__device__ __forceinline__ void epilogue(const cuda_product &a, uint32_t matrix, uint32_t out,
+                                         uint32_t row, const before &b, float4 v, float4 up)
+{
+    const float4 scale = make_float4(b.scale, b.scale, b.scale, b.scale);
     float *y = a.y.f + (uint64_t)row * a.y.width + out;
+    if (a.scaled) v = quad_product(v, scale), up = quad_product(up, scale);
     if (a.epilogue == CUDA_STORE) {
-        if (there) *y = v;
+        if (b.there) quad_store(y, a.y.width, a.m[matrix].n_out - out, v);
     } else if (a.epilogue == CUDA_ADD) {
-        if (there) *y = b.y + v;
+        v = make_float4(b.y.x + v.x, b.y.y + v.y, b.y.z + v.z, b.y.w + v.w);
+        if (b.there) *(float4 *)y = v;
+        if (!a.norm) return;
+        float squares = quad_squares(v);
+        quantise_quads(quad_product(v, b.norm), b.there, out, row_codes(a.z, row));
+        if (b.there && out % CUDA_BLOCK == 0)
+            a.z.squares[(uint64_t)row * (a.z.width / CUDA_BLOCK) + out / CUDA_BLOCK] = squares;
     } else if (a.epilogue == CUDA_QKV) {
-        uint32_t part = a.part[p.matrix];
-        if (part < 2) v = turned(a.kv, out % a.kv.head_dim, b.turn, v);
-        if (!there) return;
-        if (part == 0) *y = v;
-        value_write(a.kv, b.host, v);
-        value_write(a.kv, b.resident, v);
+        if (!b.there) return;
+        uint32_t part = a.part[matrix];
+        if (part < 2 && out % a.kv.head_dim < a.kv.rope_dims) v = turned(v, b.turn);
+        if (part == 0) *(float4 *)y = v;
+        values_write(a.kv, b.host, v);
+        values_write(a.kv, b.resident, v);
     } else {
         if (a.epilogue == CUDA_GATED) v = b.y;
-        float h = there ? __fdiv_rn(v, 1.0f + expf(-v)) * up : 0.0f; /* arXiv:2002.05202 */
-        if (there) *y = h;
-        quantise_block(h, lane, row_codes(a.y, row), p.first / CUDA_TILE);
+        float4 h = make_float4(0, 0, 0, 0);
+        if (b.there)
+            h = make_float4(gated(v.x, up.x), gated(v.y, up.y), gated(v.z, up.z), gated(v.w, up.w));
+        if (b.there) *(float4 *)y = h;
+        quantise_quads(h, b.there, out, row_codes(a.y, row));
     }
 }
 

@@ -16,7 +16,7 @@ enum {
     ROWS_MAX = 32,
     SHARED_BYTES = 96 << 10, /* of a block of threads, at most: every card has it, sm_90 twice */
     SLOTS_MAX = 8,
-    OUT_STRIDE = CUDA_TILE + 1,
+    OUT_STRIDE = CUDA_TILE + 4, /* rows of a warp's sums in different banks */
 };
 
 template <int PACK, int NT> constexpr __host__ __device__ int slot_bytes()
@@ -98,7 +98,7 @@ __device__ __forceinline__ void item_add(const uint8_t *slot, const codes<PACK> 
     }
 }
 
-/* The ranges' sums meet in shared memory; a warp then has whole rows. */
+/* The ranges' sums meet in shared memory; eight lanes then have a row, four outputs each. */
 template <int NT>
 __device__ __forceinline__ void sums_write(float *sums, int warp, int lane,
                                            const float acc[2][NT][4])
@@ -114,12 +114,14 @@ __device__ __forceinline__ void sums_write(float *sums, int warp, int lane,
             }
 }
 
-template <int NT> __device__ __forceinline__ float sums_read(const float *sums, int token, int out)
+template <int NT> __device__ __forceinline__ float4 sums_read(const float *sums, int token, int out)
 {
-    float v = sums[token * OUT_STRIDE + out];
+    float4 v = *(const float4 *)&sums[token * OUT_STRIDE + out];
 #pragma unroll
-    for (int r = 1; r < CUDA_RANGES; r++)
-        v += sums[(r * NT * 8 + token) * OUT_STRIDE + out];
+    for (int r = 1; r < CUDA_RANGES; r++) {
+        float4 p = *(const float4 *)&sums[(r * NT * 8 + token) * OUT_STRIDE + out];
+        v = make_float4(v.x + p.x, v.y + p.y, v.z + p.z, v.w + p.w);
+    }
     return v;
 }
 
@@ -176,27 +178,23 @@ __global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
     float acc[M][2][NT][4] = {};
     const int ring_bytes = slots<PACK, NT>() * slot_bytes<PACK, NT>();
     range_sum<PACK, M, NT>(a, place, row0, shared + warp * ring_bytes, warp, lane, acc);
-    before b[NT];
-#pragma unroll
-    for (int t = 0; t < NT; t++)
-        b[t] = read_before(a, place, min(row0 + t * 8 + warp, a.n_rows - 1), lane);
+    /* A warp that has no rows leaves after the barriers. */
+    const bool busy = warp < NT * 2;
+    const uint32_t token = threadIdx.x / 8 % (NT * 8), of = threadIdx.x % 8 * 4;
+    const uint32_t out = place.first + of, row = min(row0 + token, a.n_rows - 1);
+    before b;
+    if (busy) b = read_before(a, place.matrix, out, row, row_scale(a, row));
+    if (busy && row0 + token >= a.n_rows) b.there = false, b.host = b.resident = nullptr;
     float *sums = (float *)shared;
-    float kept[NT] = {}; /* of CUDA_GATE: the gate's product */
+    float4 v[M];
 #pragma unroll
     for (int m = 0; m < M; m++) {
         __syncthreads();
         sums_write<NT>(sums, warp, lane, acc[m]);
         __syncthreads();
-#pragma unroll
-        for (int t = 0; t < NT; t++) {
-            uint32_t row = row0 + t * 8 + warp;
-            float v = sums_read<NT>(sums, t * 8 + warp, lane);
-            if (m + 1 < M)
-                kept[t] = v;
-            else if (row < a.n_rows)
-                epilogue(a, place, row, lane, b[t], M == 2 ? kept[t] : v, v);
-        }
+        if (busy) v[m] = sums_read<NT>(sums, token, of);
     }
+    if (busy) epilogue(a, place.matrix, out, row, b, v[0], v[M - 1]);
 }
 
 template <int PACK, int M, int NT>

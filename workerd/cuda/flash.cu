@@ -163,20 +163,26 @@ struct joint {
 struct few_shared {
     const uint8_t *blocks[CELLS / UNIT];
     float most[4][FEW_HEADS];
-    __half q[FEW_HEADS][CUDA_HEAD_DIM_MAX + 8];
-    __half p[FEW_HEADS][CELLS + 8];
 };
+enum { P_HALVES = CELLS + 8 }; /* of a row of p: as of cells */
 
+/* A's fragments of a row's heads. */
 template <int HD>
 __device__ __forceinline__ void few_query(const cuda_attend &a, uint32_t row, uint32_t h0,
-                                          uint32_t n_heads, few_shared *s)
+                                          uint32_t n_heads, int lane, uint32_t q[HD / 16][4])
 {
     const uint32_t hd = a.kv.head_dim;
-    const float *from = a.q.f + (uint64_t)row * a.q.width + h0 * hd;
-    for (uint32_t i = threadIdx.x; i < FEW_HEADS * (HD / 2); i += FEW_THREADS) {
-        uint32_t h = i / (HD / 2), d = i % (HD / 2) * 2;
-        float2 v = h < n_heads && d < hd ? *(const float2 *)(from + h * hd + d) : make_float2(0, 0);
-        *(uint32_t *)&s->q[h][d] = halves_of(v.x, v.y);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t head = lane / 4 + 8 * h;
+        const float *from = a.q.f + (uint64_t)row * a.q.width + (h0 + head) * hd;
+#pragma unroll
+        for (int k = 0; k < HD / 8; k++) {
+            uint32_t d = k * 8 + lane % 4 * 2;
+            float2 v = make_float2(0, 0);
+            if (head < n_heads && d < hd) v = *(const float2 *)(from + d);
+            q[k / 2][k % 2 * 2 + h] = halves_of(v.x, v.y);
+        }
     }
 }
 
@@ -193,17 +199,15 @@ __device__ __forceinline__ void few_most(few_shared *s, int warp, int lane, floa
     }
 }
 
+/* p takes the place of K, once all warps have their scores. */
 template <int HD>
-__device__ __forceinline__ void few_scores(const cuda_attend &a, few_shared *s, const __half *k,
-                                           int pos, int first, float most[2])
+__device__ __forceinline__ void few_scores(const cuda_attend &a, few_shared *s,
+                                           const uint32_t q[HD / 16][4], __half *k, int pos,
+                                           int first, float most[2])
 {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int own[2] = {pos, pos};
-    uint32_t q[HD / 16][4];
     float score[4][4];
-#pragma unroll
-    for (int i = 0; i < HD / 16; i++)
-        load_matrices(q[i], &s->q[lane % 16][i * 16 + lane / 16 * 8]);
     scores_make<HD, 4>(q, k + warp * 32 * row_halves<HD>(), lane, score);
     scores_select<4>(own, first + warp * 32, lane, score);
     scores_most<4>(score, most);
@@ -214,13 +218,14 @@ __device__ __forceinline__ void few_scores(const cuda_attend &a, few_shared *s, 
         weights_make(score[n], most, a.scale * LOG2_E, p);
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            *(uint32_t *)&s->p[lane / 4 + 8 * h][warp * 32 + n * 8 + lane % 4 * 2] = p[h];
+            *(uint32_t *)&k[(lane / 4 + 8 * h) * P_HALVES + warp * 32 + n * 8 + lane % 4 * 2] =
+                p[h];
     }
 }
 
 /* at: of the part, the first head: index of ml; heads are n_splits apart. */
 template <int HD>
-__device__ __forceinline__ void few_values(const cuda_attend &a, const few_shared *s,
+__device__ __forceinline__ void few_values(const cuda_attend &a, const __half *weights,
                                            const __half *v, uint64_t at, uint32_t n_heads,
                                            const float most[2])
 {
@@ -229,7 +234,7 @@ __device__ __forceinline__ void few_values(const cuda_attend &a, const few_share
 #pragma unroll
     for (int i = 0; i < CELLS / 16; i++) {
         uint32_t p[4];
-        load_matrices(p, &s->p[lane % 16][i * 16 + lane / 16 * 8]);
+        load_matrices(p, weights + lane % 16 * P_HALVES + i * 16 + lane / 16 * 8);
         values_add<HD, N>(p, v, i, warp * (HD / 4), lane, o);
         mma_f16(sum, p, ONES, ONES);
     }
@@ -270,33 +275,86 @@ template <int HD> __global__ void __launch_bounds__(FEW_THREADS) flash(const cud
     copies_commit();
     cells_ask<HD, FEW_THREADS>(a, s.blocks, head, a.kv.v_off, first, r.pos + 1, v);
     copies_commit();
-    few_query<HD>(a, row, h0, n_heads, &s);
+    uint32_t q[HD / 16][4];
+    float most[2];
+    few_query<HD>(a, row, h0, n_heads, threadIdx.x % WARP, q);
     copies_wait<1>();
     __syncthreads();
-    float most[2];
-    few_scores<HD>(a, &s, k, (int)r.pos, (int)first, most);
+    few_scores<HD>(a, &s, q, k, (int)r.pos, (int)first, most);
     copies_wait<0>();
     __syncthreads();
-    few_values<HD>(a, &s, v, at, n_heads, most);
+    few_values<HD>(a, k, v, at, n_heads, most);
 }
 
-/* One (row, head): the parts in order. */
+/* ---- the parts of a single row ---- */
+
+enum {
+    JOIN_PARTS = 64,    /* at once: two a lane of a warp */
+    JOIN_VALUES = 8192, /* of a buffer: 64 parts of heads of 128 */
+};
+
+struct join_shared {
+    float old[JOIN_PARTS], fresh[JOIN_PARTS], sum[JOIN_PARTS];
+    float most; /* of all parts before */
+};
+
+/* What each part is multiplied with: joint's factors for all of them at once, since the largest of
+ * several does not depend on their order. By the first warp; ml: this lane's two parts. */
+__device__ __forceinline__ void factors_make(join_shared *s, int lane, const float2 ml[2],
+                                             float scale)
+{
+    float upto = fmaxf(ml[0].x, ml[1].x);
+    __syncwarp();
+    for (int o = 1; o < WARP; o *= 2) {
+        float v = __shfl_up_sync(~0u, upto, o);
+        if (lane >= o) upto = fmaxf(upto, v);
+    }
+    float most = __shfl_up_sync(~0u, upto, 1);
+    most = lane == 0 ? s->most : fmaxf(most, s->most);
+    __syncwarp();
+    if (lane == WARP - 1) s->most = fmaxf(upto, s->most);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const joint j(most, ml[i].x, scale);
+        s->old[2 * lane + i] = j.old;
+        s->fresh[2 * lane + i] = j.fresh;
+        s->sum[2 * lane + i] = ml[i].y;
+    }
+}
+
+/* One (row, head): the parts in order, a buffer of them on its way while another is joined. */
 __global__ void __launch_bounds__(JOIN_THREADS) flash_join(const cuda_attend a)
 {
+    __shared__ join_shared s;
     dependency_release();
     dependency_wait();
     const uint32_t local = blockIdx.y, head = blockIdx.x, hd = a.kv.head_dim, d = threadIdx.x;
     const uint32_t row = a.listed ? a.listed[a.first_row + local] : a.first_row + local;
-    const uint32_t n = a.kv.rows[row].pos / CELLS + 1;
+    const uint32_t n = a.kv.rows[row].pos / CELLS + 1, most = min(JOIN_VALUES / hd, JOIN_PARTS);
     const uint64_t at = ((uint64_t)local * a.kv.n_heads + head) * a.n_splits;
-    float most = -CUDART_INF_F, sum = 0, o = 0;
-#pragma unroll 8
-    for (uint32_t i = 0; i < n; i++) {
-        float2 ml = *(const float2 *)(a.ml + (at + i) * 2);
-        float v = d < hd ? a.o[(at + i) * hd + d] : 0;
-        const joint j(most, ml.x, a.scale * LOG2_E);
-        sum = fmaf(sum, j.old, ml.y * j.fresh);
-        o = fmaf(o, j.old, v * j.fresh);
+    float *buffer = (float *)shared_memory(), sum = 0, o = 0;
+    const float2 none = make_float2(-CUDART_INF_F, 0);
+    if (d == 0) s.most = -CUDART_INF_F;
+    for (uint32_t i = 0, k = 0; i < n + most; i += most, k ^= 1) {
+        float2 ml[2] = {none, none};
+        for (uint32_t j = d * 4; i < n && j < min(n - i, most) * hd; j += blockDim.x * 4)
+            copy16(buffer + k * JOIN_VALUES + j, a.o + (at + i) * hd + j);
+        copies_commit();
+#pragma unroll
+        for (uint32_t j = 0; j < 2; j++)
+            if (d < WARP && i + 2 * d + j < n && 2 * d + j < most)
+                ml[j] = ((const float2 *)a.ml)[at + i + 2 * d + j];
+        if (i > 0) {
+            const float *values = buffer + (k ^ 1) * JOIN_VALUES + d;
+            copies_wait<1>();
+            __syncthreads();
+            for (uint32_t j = 0; j < min(n - (i - most), most); j++) {
+                sum = fmaf(sum, s.old[j], s.sum[j] * s.fresh[j]);
+                if (d < hd) o = fmaf(o, s.old[j], values[j * hd] * s.fresh[j]);
+            }
+            __syncthreads();
+        }
+        if (d < WARP) factors_make(&s, d, ml, a.scale * LOG2_E);
     }
     float v = d < hd ? __fdiv_rn(o, sum) : 0;
     if (d < hd) a.y.f[(uint64_t)row * a.y.width + head * hd + d] = v;
@@ -452,7 +510,10 @@ extern "C" cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_atten
                                             : launch_few<256>(s, a);
     if (e) return e;
     uint32_t threads = (a->kv.head_dim + WARP - 1) / WARP * WARP;
-    return launch(s, a->dependent, flash_join, dim3(a->kv.n_heads, a->n_rows), threads, 0, *a);
+    uint32_t values = a->n_splits * a->kv.head_dim; /* one buffer when that holds all */
+    if (a->n_splits > JOIN_PARTS || values > JOIN_VALUES) values = 2 * JOIN_VALUES;
+    return launch(s, a->dependent, flash_join, dim3(a->kv.n_heads, a->n_rows), threads,
+                  values * sizeof(float), *a);
 }
 
 template <int HD> static cudaError_t launch_tiles(cudaStream_t s, const cuda_attend *a)
@@ -472,6 +533,7 @@ extern "C" cudaError_t cuda_flash_prepare(uint32_t *dim_max)
     if (!e) e = allow_shared(flash<128>, 2 * cells_bytes<128>());
     if (!e) e = allow_shared(flash_tiles<64>, 2 * cells_bytes<64>());
     if (!e) e = allow_shared(flash_tiles<128>, 2 * cells_bytes<128>());
+    if (!e) e = allow_shared(flash_join, 2 * JOIN_VALUES * sizeof(float));
     *dim_max = 256;
     if (!e && allow_shared(flash<256>, 2 * cells_bytes<256>()) != cudaSuccess) {
         (void)cudaGetLastError(); /* more than the card has */

@@ -39,7 +39,7 @@ __device__ __forceinline__ void dot_rows(const cuda_product &a, const cuda_matri
 
 template <int PACK> __global__ void __launch_bounds__(THREADS) floats(const cuda_product a)
 {
-    __shared__ float out[2][ROWS][CUDA_TILE];
+    __shared__ __align__(16) float out[2][ROWS][CUDA_TILE];
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, j = lane % 8;
     const uint32_t o = warp * 4 + lane / 8, row0 = blockIdx.y * ROWS;
     const uint32_t n = a.epilogue == CUDA_GATE ? 2 : 1;
@@ -54,9 +54,12 @@ template <int PACK> __global__ void __launch_bounds__(THREADS) floats(const cuda
             out[m][r][o] = acc[r];
     }
     __syncthreads();
-    if (warp < ROWS && row0 + warp < a.n_rows)
-        epilogue(a, place, row0 + warp, lane, read_before(a, place, row0 + warp, lane),
-                 out[0][warp][lane], out[n - 1][warp][lane]);
+    if (warp > 0) return; /* a row is eight lanes' */
+    const uint32_t r = lane / 8, row = min(row0 + r, a.n_rows - 1), of = lane % 8 * 4;
+    before b = read_before(a, place.matrix, place.first + of, row, row_scale(a, row));
+    if (row0 + r >= a.n_rows) b.there = false, b.host = b.resident = nullptr;
+    epilogue(a, place.matrix, place.first + of, row, b, *(const float4 *)&out[0][r][of],
+             *(const float4 *)&out[n - 1][r][of]);
 }
 
 extern "C" cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_product *a)

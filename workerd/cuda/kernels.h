@@ -55,6 +55,7 @@ struct cuda_matrix {
 struct cuda_rows {
     float *f;
     int8_t *q;
+    float *squares; /* [row][width / 32]: of codes made before the norm's divisor is known */
     uint32_t width, k_pad;
 };
 
@@ -93,7 +94,11 @@ struct cuda_product {
     uint32_t part[3];        /* CUDA_QKV: 0 q, 1 k, 2 v */
     uint32_t dependent;      /* programmatic dependent launch */
     uint32_t roomy;          /* the card has room for many.cu */
+    uint32_t scaled; /* x's codes are of x w, to be divided by the root of its mean square */
+    float eps;       /* of that */
     struct cuda_rows x, y;
+    const float *norm; /* CUDA_ADD: w of the norm that follows, whose codes go to z; or NULL */
+    struct cuda_rows z;
     struct cuda_kv kv;
 };
 
@@ -101,6 +106,7 @@ struct cuda_norm {
     struct cuda_rows x, y;
     const float *w;
     float eps;
+    uint32_t scaled; /* codes as of struct cuda_product */
     uint32_t n_rows, dependent;
 };
 

@@ -236,6 +236,8 @@ static void written(struct backend_buffer *x, uint32_t n_rows)
 {
     x->n_rows = n_rows;
     x->quantised = false;
+    x->scaled = false;
+    x->floats = true;
 }
 
 static void turn_add(struct backend *b)
@@ -286,18 +288,39 @@ void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
     b->store_values = (uint32_t)(c->bytes / sizeof(float));
 }
 
+static void norm_add(struct backend *b, struct backend_buffer *y, const struct cuda_rows *x,
+                     const float *w, uint32_t n_rows)
+{
+    struct cuda_norm *a = &op_add(b, OP_NORM)->norm;
+    a->x = *x;
+    a->y = y->rows;
+    a->w = w;
+    a->eps = b->want.eps;
+    a->scaled = true;
+    a->n_rows = n_rows;
+    a->dependent = dependent(b);
+    written(y, n_rows);
+}
+
+/* The product that made x, as the last thing so far, makes the codes as well; float32 values only
+ * when a matrix needs them (need). */
 void cuda_rms_norm(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
                    const struct backend_weight *w)
 {
-    struct cuda_norm *a = &op_add(b, OP_NORM)->norm;
-    a->x = x->rows;
-    a->y = y->rows;
-    a->w = w->m.codes;
-    a->eps = b->want.eps;
-    a->n_rows = x->n_rows;
-    a->dependent = dependent(b);
-    written(y, x->n_rows);
+    struct op *last = b->list->n_ops ? &b->list->op[b->list->n_ops - 1] : NULL;
+    struct cuda_product *p = last && last->kind == OP_PRODUCT ? &last->product : NULL;
+    if (!b->want.float32 && p && p->epilogue == CUDA_ADD && p->y.f == x->rows.f) {
+        p->norm = w->m.codes;
+        p->z = y->rows;
+        written(y, x->n_rows);
+        y->floats = false;
+        y->norm_of = x->rows;
+        y->norm_w = w->m.codes;
+    } else {
+        norm_add(b, y, &x->rows, w->m.codes, x->n_rows);
+    }
     y->quantised = true;
+    y->scaled = true;
 }
 
 static bool is_float(const struct backend_weight *w)
@@ -305,9 +328,14 @@ static bool is_float(const struct backend_weight *w)
     return w->pack == CUDA_F16 || w->pack == CUDA_F32;
 }
 
-/* Codes of x's rows, when a matrix needs them and whoever wrote the rows made none. */
-static void quantise(struct backend *b, struct backend_buffer *x, const struct backend_weight *w)
+/* What a matrix needs of x's rows and whoever wrote them didn't make: codes, or float32 values. */
+static void need(struct backend *b, struct backend_buffer *x, const struct backend_weight *w)
 {
+    if (is_float(w) && !x->floats) {
+        norm_add(b, x, &x->norm_of, x->norm_w, x->n_rows); /* the same codes again */
+        x->quantised = true;
+        x->scaled = true;
+    }
     if (is_float(w) || x->quantised) return;
     struct quantise *a = &op_add(b, OP_QUANTISE)->quantise;
     a->x = x->rows;
@@ -319,7 +347,7 @@ static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue ep
                                         struct backend_buffer *y, struct backend_buffer *x,
                                         const struct backend_weight *w)
 {
-    quantise(b, x, w);
+    need(b, x, w);
     struct cuda_product *a = &op_add(b, OP_PRODUCT)->product;
     a->pack = w->pack;
     a->epilogue = epilogue;
@@ -328,6 +356,8 @@ static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue ep
     a->m[0] = w->m;
     a->dependent = dependent(b);
     a->roomy = b->roomy;
+    a->scaled = x->scaled && !is_float(w);
+    a->eps = b->want.eps;
     a->x = x->rows;
     a->y = y->rows;
     written(y, x->n_rows);

@@ -197,44 +197,55 @@ __device__ __forceinline__ void tile_write(float *out, int warp, int lane, const
             }
 }
 
-/* A warp has four rows of every 32. */
+/* A lane has four outputs of AHEAD rows at a time, 32 lanes those of M rows. */
 template <int M>
 __device__ __forceinline__ void rows_write(const cuda_product &a, const tile_place &place,
-                                           uint32_t row0, const float *out, int warp, int lane)
+                                           uint32_t row0, const float *out, const float *scales)
 {
-    const int AHEAD = 4;
-    const uint32_t n = min(a.n_rows - row0, (uint32_t)ROWS);
-    for (uint32_t t = warp * AHEAD; t < n; t += THREADS / WARP * AHEAD)
-        for (uint32_t o = 0; o < OUTS / M; o += CUDA_TILE) {
-            const tile_place p = {place.matrix, place.first + o};
-            before b[AHEAD];
-            if (p.first >= a.m[p.matrix].n_out) break;
+    const int AHEAD = 8, lanes = OUTS / M / 4, step = THREADS / lanes;
+    const uint32_t of = threadIdx.x % lanes * 4, n = min(a.n_rows - row0, (uint32_t)ROWS);
+    for (uint32_t t0 = 0; t0 < n; t0 += step * AHEAD) {
+        before b[AHEAD];
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++)
-                b[i] = read_before(a, p, row0 + min(t + i, n - 1), lane);
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                const float *v = out + min(t + i, n - 1) * OUT_STRIDE + o + lane;
-                if (t + i < n)
-                    epilogue(a, p, row0 + t + i, lane, b[i], v[0], v[M == 2 ? OUTS / 2 : 0]);
-            }
+        for (int i = 0; i < AHEAD; i++) {
+            const uint32_t t = t0 + i * step + threadIdx.x / lanes, at = min(t, n - 1);
+            b[i] = read_before(a, place.matrix, place.first + of, row0 + at, scales[at]);
+            if (t >= n) b[i].there = false, b[i].host = b[i].resident = nullptr;
         }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint32_t at = min(t0 + i * step + threadIdx.x / lanes, n - 1);
+            const float4 *v = (const float4 *)(out + at * OUT_STRIDE + of);
+            epilogue(a, place.matrix, place.first + of, row0 + at, b[i], v[0],
+                     v[M == 2 ? OUTS / 8 : 0]);
+        }
+    }
+}
+
+__device__ __forceinline__ void scales_read(const cuda_product &a, uint32_t row0, float *scales)
+{
+    for (uint32_t t = threadIdx.x / 8; t < ROWS; t += THREADS / 8) {
+        float s = row_scale(a, min(row0 + t, a.n_rows - 1));
+        if (threadIdx.x % 8 == 0) scales[t] = s;
+    }
 }
 
 template <int PACK, int M> __global__ void __launch_bounds__(THREADS, 1) many(const cuda_product a)
 {
     dependency_release();
+    __shared__ float scales[ROWS];
     uint8_t *shared = shared_memory();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint32_t row0 = blockIdx.x * ROWS;
     const tile_place place = place_of(a, blockIdx.y, OUTS / M);
     float acc[4][4][4] = {};
     tile_sum<PACK, M>(a, place, row0, shared, warp, lane, acc);
+    scales_read(a, row0, scales);
     __syncthreads();
     float *out = (float *)shared;
     tile_write(out, warp, lane, acc);
     __syncthreads();
-    rows_write<M>(a, place, row0, out, warp, lane);
+    rows_write<M>(a, place, row0, out, scales);
 }
 
 template <int PACK, int M> static cudaError_t launch_many(cudaStream_t s, const cuda_product *a)

@@ -4,6 +4,7 @@
  * through two pinned buffers, repacked on the device. Nothing is freed before the backend is.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "common/gguf.h"
@@ -11,6 +12,7 @@
 
 enum {
     STAGING_BYTES = 32 << 20, /* two of them keep the copy engine busy while the next is filled */
+    COPIERS = 8,              /* threads that fill one: a page fault for each page of the file */
     WIDTH_MAX = 1 << 16,      /* of a matrix: two rows of activations fit a block's shared memory */
 };
 
@@ -127,12 +129,43 @@ static uint64_t matrix_bytes(enum cuda_pack pack, uint32_t n_out, uint32_t n_in)
     }
 }
 
+struct copier {
+    uint8_t *to;
+    const uint8_t *from;
+    size_t bytes;
+    pthread_t thread;
+    bool runs;
+};
+
+static void *copier_run(void *arg)
+{
+    const struct copier *c = arg;
+    memcpy(c->to, c->from, c->bytes);
+    return NULL;
+}
+
+/* By several threads; what finds none is copied by this one. */
+static void copy_wide(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    struct copier c[COPIERS];
+    size_t each = round_up_u64((bytes + COPIERS - 1) / COPIERS, 4096);
+    for (size_t i = 0; i < COPIERS; i++) {
+        size_t at = min_u64(i * each, bytes);
+        c[i] = (struct copier){to + at, from + at, min_u64(each, bytes - at), 0, false};
+        c[i].runs = i + 1 < COPIERS && c[i].bytes > 0 &&
+                    pthread_create(&c[i].thread, NULL, copier_run, &c[i]) == 0;
+        if (!c[i].runs) (void)copier_run(&c[i]);
+    }
+    for (size_t i = 0; i < COPIERS; i++)
+        if (c[i].runs) (void)pthread_join(c[i].thread, NULL);
+}
+
 /* Bytes into a pinned buffer and from there to the device. */
 static int piece_up(struct backend *b, const uint8_t *from, uint64_t bytes, void *to)
 {
     uint32_t i = b->turn;
     if (cudaEventSynchronize(b->staged[i]) != cudaSuccess) return -EIO;
-    memcpy(b->staging[i], from, bytes);
+    copy_wide(b->staging[i], from, bytes);
     cudaError_t e = cudaMemcpyAsync(to, b->staging[i], bytes, cudaMemcpyHostToDevice, b->stream);
     return e == cudaSuccess ? 0 : -EIO;
 }

@@ -7,70 +7,40 @@
 
 #include <math_constants.h>
 
-enum { NORM_THREADS = 1024, ROW_THREADS = 256, ARGMAX_THREADS = 1024 };
+enum { NORM_THREADS = 1024, NORM_WIDTH_MAX = 1 << 16, ROW_THREADS = 256, ARGMAX_THREADS = 1024 };
 
-/* The same value in all threads; the order of additions depends on the thread count alone. */
-__device__ __forceinline__ float block_sum(float v)
-{
-    __shared__ float part[WARP];
-    for (int o = 16; o; o >>= 1)
-        v += __shfl_xor_sync(~0u, v, o);
-    if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = v;
-    __syncthreads();
-    v = threadIdx.x % WARP < blockDim.x / WARP ? part[threadIdx.x % WARP] : 0;
-    for (int o = 16; o; o >>= 1)
-        v += __shfl_xor_sync(~0u, v, o);
-    return v;
-}
-
-/* Codes of one block by eight lanes with four values each; as quantise_block. */
-__device__ __forceinline__ void quantise_quads(float4 v, bool there, uint32_t i,
-                                               const row_codes &to)
-{
-    float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    for (int o = 4; o; o >>= 1)
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
-    bool some = most >= 1e-30f;
-    float per = some ? __fdiv_rn(127.0f, most) : 0.0f;
-    int c[4] = {__float2int_rn(v.x * per), __float2int_rn(v.y * per), __float2int_rn(v.z * per),
-                __float2int_rn(v.w * per)};
-    int sum = c[0] + c[1] + c[2] + c[3];
-    for (int o = 4; o; o >>= 1)
-        sum += __shfl_xor_sync(~0u, sum, o);
-    if (!there) return;
-    *(char4 *)to.code(i / 8, i % 8 * 4) =
-        make_char4((signed char)c[0], (signed char)c[1], (signed char)c[2], (signed char)c[3]);
-    if (i % 8 == 0) to.scale_write(i / 8, some ? __fdiv_rn(most, 127.0f) : 0.0f, sum);
-}
-
-/* RMSNorm (arXiv:1910.07467), and its codes. A thread has four consecutive values of every 4,096;
- * the norm's weights, which no kernel writes, are asked for before the wait. */
+/* RMSNorm in one step: where no product made what it is of, or floats are multiplied. A thread has
+ * four consecutive values of every 4,096; the norm's weights, which no kernel writes, are asked for
+ * before the wait. */
 __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
 {
-    const uint32_t n4 = a.x.width / 4;
+    __shared__ float squares[NORM_WIDTH_MAX / CUDA_BLOCK];
+    const uint32_t n4 = a.x.width / 4, row = blockIdx.x;
     const float4 zero = make_float4(0, 0, 0, 0);
     const float4 *w = (const float4 *)a.w;
-    float4 first = threadIdx.x < n4 ? w[threadIdx.x] : zero;
     dependency_release();
+    float4 first = threadIdx.x < n4 ? w[threadIdx.x] : zero;
     dependency_wait();
-    const float4 *x = (const float4 *)(a.x.f + (uint64_t)blockIdx.x * a.x.width);
-    float sum = 0;
-    for (uint32_t i = threadIdx.x; i < n4; i += NORM_THREADS) {
-        float4 v = x[i];
-        sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+    const float4 *x = (const float4 *)(a.x.f + (uint64_t)row * a.x.width);
+    for (uint32_t base = 0; base < n4; base += NORM_THREADS) {
+        uint32_t i = base + threadIdx.x;
+        float sum = quad_squares(i < n4 ? x[i] : zero);
+        if (i < n4 && i % 8 == 0) squares[i / 8] = sum;
     }
-    sum = block_sum(sum);
-    float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, (float)a.x.width) + a.eps));
-    const row_codes codes(a.y, blockIdx.x);
-    float4 *y = (float4 *)(a.y.f + (uint64_t)blockIdx.x * a.y.width);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; a.scaled && i < n4 / 8; i += NORM_THREADS)
+        a.y.squares[(uint64_t)row * (n4 / 8) + i] = squares[i];
+    const float scale = norm_scale(squares, a.x.width, a.eps);
+    const row_codes codes(a.y, row);
+    float4 *y = (float4 *)(a.y.f + (uint64_t)row * a.y.width);
     for (uint32_t base = 0; base < n4; base += NORM_THREADS) {
         uint32_t i = base + threadIdx.x;
         bool there = i < n4;
         float4 v = there ? x[i] : zero, by = base == 0 ? first : there ? w[i] : zero;
-        v = make_float4(v.x * scale * by.x, v.y * scale * by.y, v.z * scale * by.z,
-                        v.w * scale * by.w);
-        if (there) y[i] = v;
-        quantise_quads(v, there, i, codes);
+        float4 normal = make_float4(v.x * scale * by.x, v.y * scale * by.y, v.z * scale * by.z,
+                                    v.w * scale * by.w);
+        if (there) y[i] = normal;
+        quantise_quads(a.scaled ? quad_product(v, by) : normal, there, i * 4, codes);
     }
 }
 
