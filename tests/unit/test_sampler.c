@@ -171,6 +171,50 @@ START_TEST(the_banned_are_never_drawn)
 }
 END_TEST
 
+enum { DRAW_VOCAB = 1000, DRAW_SEEDS = 3, DRAW_POSITIONS = 4 };
+
+/* Printed by tests/data/make_draws.py, which works them out by sorting and Python's own exp. */
+static const struct {
+    struct sampling s;
+    uint32_t drawn[DRAW_SEEDS * DRAW_POSITIONS];
+} draws[] = {
+    {{.temperature = 1.0F, .top_p = 1.0F, .min_p = 0.0F, .top_k = 0},
+     {861, 386, 231, 977, 483, 268, 830, 864, 407, 105, 252, 87} },
+    {{.temperature = 0.5F, .top_p = 1.0F, .min_p = 0.0F, .top_k = 0},
+     {840, 352, 208, 974, 441, 234, 798, 840, 365, 92, 226, 79}  },
+    {{.temperature = 1.75F, .top_p = 1.0F, .min_p = 0.0F, .top_k = 0},
+     {872, 407, 245, 982, 499, 281, 841, 875, 426, 113, 268, 92} },
+    {{.temperature = 1.0F, .top_p = 0.875F, .min_p = 0.0F, .top_k = 0},
+     {990, 281, 714, 271, 659, 840, 717, 11, 365, 315, 777, 252} },
+    {{.temperature = 0.75F, .top_p = 0.5F, .min_p = 0.0F, .top_k = 0},
+     {554, 630, 357, 827, 777, 420, 470, 554, 651, 168, 399, 126}},
+    {{.temperature = 1.0F, .top_p = 1.0F, .min_p = 0.03125F, .top_k = 0},
+     {208, 470, 798, 148, 911, 945, 767, 250, 554, 357, 882, 294}},
+    {{.temperature = 1.0F, .top_p = 0.9375F, .min_p = 0.0625F, .top_k = 0},
+     {746, 407, 777, 825, 827, 903, 368, 767, 491, 336, 840, 273}},
+    {{.temperature = 1.25F, .top_p = 1.0F, .min_p = 0.0F, .top_k = 20},
+     {378, 189, 126, 420, 231, 126, 357, 378, 189, 63, 126, 42}  },
+    {{.temperature = 1.25F, .top_p = 0.75F, .min_p = 0.125F, .top_k = 100},
+     {218, 546, 336, 386, 672, 378, 176, 218, 567, 147, 357, 126}},
+};
+
+START_TEST(draws_are_those_worked_out_elsewhere)
+{
+    static const uint64_t seeds[DRAW_SEEDS] = {0, 7, (UINT64_C(1) << 63) + 11};
+    static const uint32_t positions[DRAW_POSITIONS] = {0, 1, 500, 70000};
+    static float row[DRAW_VOCAB];
+    static struct sampler_candidate c[DRAW_VOCAB];
+    struct sampling s = draws[_i].s;
+    for (uint32_t i = 0; i < DRAW_VOCAB; i++)
+        row[i] = (float)(i * 619 % DRAW_VOCAB) / 128 - 4;
+    for (uint32_t i = 0; i < ARRAY_LEN(draws[0].drawn); i++) {
+        s.seed = seeds[i / DRAW_POSITIONS];
+        uint32_t id = sample(row, DRAW_VOCAB, &s, positions[i % DRAW_POSITIONS], c);
+        ck_assert_uint_eq(id, draws[_i].drawn[i]);
+    }
+}
+END_TEST
+
 static const struct {
     float row[4];
     uint32_t expected; /* greedy and sampled alike */
@@ -347,6 +391,7 @@ int main(void)
     tcase_add_test(t, heads_of_a_large_vocabulary_are_found);
     tcase_add_loop_test(t, many_equals_are_kept_and_drawn_alike, 0, (int)ARRAY_LEN(flat));
     tcase_add_test(t, the_banned_are_never_drawn);
+    tcase_add_loop_test(t, draws_are_those_worked_out_elsewhere, 0, (int)ARRAY_LEN(draws));
     tcase_add_loop_test(t, hostile_rows_stay_in_range, 0, (int)ARRAY_LEN(hostile));
     tcase_add_test(t, hostile_numbers_stay_in_range);
     tcase_add_loop_test(t, changes_are_as_worked_out, 0, (int)ARRAY_LEN(changes));
