@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from harness import Cistern
+from harness import Cistern, eventually
 from pool import ACTIVE
 from test_equal import SMALL, words
 
@@ -76,6 +76,7 @@ def count_pings(api, stream, n):
 @each_api
 def test_before_there_is_a_lane(c, api):
     """The only lane's head stands still."""
+    eventually(lambda: not c.pool().rows(ACTIVE), "earlier ones are over")
     c.workers[0].freeze()
     try:
         response = api.ask(c, 3).getresponse()
