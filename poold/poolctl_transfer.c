@@ -10,13 +10,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 
 #include "poold/poolctl.h"
-#include "poold/poolctl_file.h"
+#include "poold/poolctl_copy.h"
 #include "poold/poolctl_output.h"
-
-enum { IOVECS = 256 };
 
 struct mapping {
     void *at;
@@ -27,22 +24,17 @@ struct transfer {
     bool save, answered, done;
     const char *path;
     struct output out; /* of a save */
-    int fd;            /* what is written or read */
-    struct saved_header h;
+    struct copy copy;
     uint32_t row;
     uint64_t generation;
     struct mapping arena[POOL_STAGES_MAX], tokens;
     uint32_t n_arenas;
-    char *layer[POOL_RUNS_MAX]; /* where its run begins */
-    uint32_t *chunks;           /* of the conversation, in order */
-    uint32_t *words;            /* one chunk's tokens, as in the file */
-    char *still;                /* of a save: the last chunk's layers, when it is partly filled */
-    uint32_t next;              /* chunk to copy */
+    uint32_t next; /* chunk to copy */
     uint64_t since_us;
     struct loop_source *after;
 };
 
-static struct transfer t = {.fd = -1, .out.fd = -1};
+static struct transfer t = {.copy.fd = -1, .out.fd = -1};
 
 static void remove_output(void) { output_fini(&t.out); }
 
@@ -87,7 +79,7 @@ static int use_arena(const struct pool_header *h, const struct mapping *m)
             __builtin_mul_overflow(blocks, run->block_bytes, &bytes) || run->off > m->bytes ||
             bytes > m->bytes - run->off)
             return -EPROTO;
-        t.layer[run->layer] = (char *)m->at + run->off;
+        t.copy.layer[run->layer] = (char *)m->at + run->off;
     }
     return 0;
 }
@@ -98,95 +90,8 @@ static int use_tokens(const struct pool_header *h)
     uint64_t cells = ((uint64_t)h->n_chunks + 1) * h->chunk_cells;
     bool ok = file->magic == POOL_TOKENS_MAGIC && file->pool_id == h->pool_id &&
               (t.tokens.bytes - sizeof(*file)) / sizeof(uint32_t) >= cells;
+    t.copy.cell = ((struct pool_tokens *)t.tokens.at)->cell;
     return ok ? 0 : -EPROTO;
-}
-
-/* ---- reading and writing whole ---- */
-
-static int move_all(int fd, struct iovec *v, int n, bool out)
-{
-    while (n > 0) {
-        int batch = n < IOVECS ? n : IOVECS;
-        ssize_t moved = out ? writev(fd, v, batch) : readv(fd, v, batch);
-        if (moved < 0 && errno == EINTR) continue;
-        if (moved < 0) return -errno;
-        if (moved == 0) return -ENODATA;
-        for (; n > 0 && (size_t)moved >= v->iov_len; v++, n--)
-            moved -= (ssize_t)v->iov_len;
-        if (n > 0) {
-            v->iov_base = (char *)v->iov_base + moved;
-            v->iov_len -= (size_t)moved;
-        }
-    }
-    return 0;
-}
-
-/* The parts of chunk i, in the file's order: its head, its tokens, its layers' blocks. */
-static int parts_of(uint32_t i, struct saved_chunk *head, struct iovec *ret)
-{
-    uint32_t n = saved_chunk_cells(&t.h, i);
-    uint64_t blocks = t.h.chunk_cells / t.h.geometry.block_cells;
-    uint64_t at = t.chunks[i] * blocks * t.h.geometry.block_bytes;
-    int k = 0;
-    ret[k++] = (struct iovec){head, sizeof(*head)};
-    ret[k++] = (struct iovec){t.words, saved_tokens_bytes(n)};
-    for (uint32_t l = 0; l < t.h.geometry.n_layers; l++)
-        ret[k++] = (struct iovec){t.layer[l] + at, saved_layer_bytes(&t.h, n)};
-    return k;
-}
-
-static uint64_t checksum_of(const struct iovec *parts, int n)
-{
-    struct xxh64 x;
-    xxh64_init(&x);
-    const char *head = parts[0].iov_base;
-    xxh64_add(&x, head + sizeof(uint64_t), sizeof(struct saved_chunk) - sizeof(uint64_t));
-    for (int i = 1; i < n; i++)
-        xxh64_add(&x, parts[i].iov_base, parts[i].iov_len);
-    return xxh64_end(&x);
-}
-
-/* Who runs the conversation meanwhile writes on behind its valid cells, in the same blocks: they
- * are copied before they are summed, so that the sum is that of what is written. */
-static void copy_still(struct iovec *layers, uint32_t n_layers)
-{
-    char *to = t.still;
-    for (uint32_t l = 0; l < n_layers; l++) {
-        memcpy(to, layers[l].iov_base, layers[l].iov_len);
-        layers[l].iov_base = to;
-        to += layers[l].iov_len;
-    }
-}
-
-static int save_chunk(uint32_t i)
-{
-    struct iovec parts[POOL_RUNS_MAX + 2];
-    struct saved_chunk head = {.index = i, .n_cells = saved_chunk_cells(&t.h, i)};
-    const uint32_t *cells = ((struct pool_tokens *)t.tokens.at)->cell;
-    memset(t.words, 0, saved_tokens_bytes(t.h.chunk_cells));
-    memcpy(t.words, cells + (uint64_t)t.chunks[i] * t.h.chunk_cells, head.n_cells * 4UL);
-    int n = parts_of(i, &head, parts);
-    if (head.n_cells < t.h.chunk_cells) copy_still(parts + 2, t.h.geometry.n_layers);
-    head.checksum = checksum_of(parts, n);
-    return move_all(t.fd, parts, n, true);
-}
-
-static int restore_chunk(uint32_t i, struct why *why)
-{
-    struct iovec parts[POOL_RUNS_MAX + 2], moving[POOL_RUNS_MAX + 2];
-    struct saved_chunk head;
-    uint32_t *cells = ((struct pool_tokens *)t.tokens.at)->cell;
-    int n = parts_of(i, &head, parts);
-    memcpy(moving, parts, (size_t)n * sizeof(*parts));
-    int r = move_all(t.fd, moving, n, false);
-    if (r == -ENODATA) return why_set(why, r, "it became shorter while it was read");
-    if (r < 0) return why_set(why, r, "%s", strerror(-r));
-    r = saved_chunk_check(&t.h, &head, i, why);
-    if (r < 0) return r;
-    if (head.checksum != checksum_of(parts, n))
-        return why_set(why, -EBADMSG, "chunk %u is damaged: its checksum does not hold", i);
-    memcpy(cells + (uint64_t)t.chunks[i] * t.h.chunk_cells, t.words, head.n_cells * 4UL);
-    return 0;
 }
 
 /* ---- the course of it ---- */
@@ -236,7 +141,7 @@ static bool step(void *arg)
     struct ctl *c = arg;
     struct why why = {0};
     if (t.done) return false;
-    int r = t.save ? save_chunk(t.next) : restore_chunk(t.next, &why);
+    int r = t.save ? copy_out(&t.copy, t.next) : copy_in(&t.copy, t.next, &why);
     if (r < 0) {
         t.done = true;
         if (t.save)
@@ -245,7 +150,7 @@ static bool step(void *arg)
             restore_fails(c, r, &why);
         return false;
     }
-    if (++t.next == saved_n_chunks(&t.h)) finish(c);
+    if (++t.next == saved_n_chunks(&t.copy.h)) finish(c);
     return !t.done;
 }
 
@@ -258,44 +163,31 @@ static int read_table(const struct ctl *c)
     (void)pool_row_read(&pool_rows(h)[t.row], &b);
     if (b.generation != t.generation || b.state != POOL_CLOSING) return -ESTALE;
     if (t.save) {
-        t.h.n_cells = b.base + b.copy_cells;
-        t.h.salt = b.salt;
+        t.copy.h.n_cells = b.base + b.copy_cells;
+        t.copy.h.salt = b.salt;
     }
-    if (t.h.n_cells == 0 || t.h.chunk_cells == 0) return -EPROTO;
-    uint32_t n = saved_n_chunks(&t.h);
+    if (t.copy.h.n_cells == 0 || t.copy.h.chunk_cells == 0) return -EPROTO;
+    uint32_t n = saved_n_chunks(&t.copy.h);
     if (n > h->table_entries + 1) return -EPROTO;
-    t.chunks = xcalloc(n, sizeof(*t.chunks));
+    t.copy.chunks = xcalloc(n, sizeof(*t.copy.chunks));
     for (uint32_t i = 0; i < n; i++) {
         bool in_table = i < min_u32(b.n_entries, h->table_entries);
         uint64_t entry = in_table ? shm_load_u64(&pool_table(h, t.row)[i]) : b.copy_entry;
-        t.chunks[i] = pool_entry_chunk(entry);
-        if (t.chunks[i] == 0 || t.chunks[i] > h->n_chunks) return -EPROTO;
+        t.copy.chunks[i] = pool_entry_chunk(entry);
+        if (t.copy.chunks[i] == 0 || t.copy.chunks[i] > h->n_chunks) return -EPROTO;
     }
     return 0;
-}
-
-static int begin_file(struct ctl *c)
-{
-    uint8_t page[SAVED_HEADER_BYTES];
-    (void)c;
-    if (!t.save) return 0;
-    saved_seal(&t.h, page);
-    struct iovec v = {page, sizeof(page)};
-    return move_all(t.fd, &v, 1, true);
 }
 
 /* The answer and all arenas are there. */
 static void start(struct ctl *c)
 {
-    if (!t.answered || t.n_arenas < c->view.h->n_stages || t.chunks) return;
+    if (!t.answered || t.n_arenas < c->view.h->n_stages || t.copy.chunks) return;
     int r = read_table(c);
-    for (uint32_t l = 0; r == 0 && l < t.h.geometry.n_layers; l++)
-        if (!t.layer[l]) r = -EPROTO;
+    for (uint32_t l = 0; r == 0 && l < t.copy.h.geometry.n_layers; l++)
+        if (!t.copy.layer[l]) r = -EPROTO;
     if (r < 0) return ctl_fail(c, EXIT_REFUSED, "poold handed over a row that makes no sense");
-    t.words = xcalloc(t.h.chunk_cells + 1, sizeof(*t.words));
-    uint32_t last = t.h.n_cells % t.h.chunk_cells;
-    if (t.save && last) t.still = xcalloc(t.h.geometry.n_layers, saved_layer_bytes(&t.h, last));
-    r = begin_file(c);
+    r = t.save ? copy_header(&t.copy) : 0;
     if (r < 0) return file_fails(c, r, "cannot be written");
     r = loop_add_after(c->loop, step, c, &t.after);
     if (r < 0) ctl_fail(c, EXIT_REFUSED, "%s", strerror(-r));
@@ -326,8 +218,8 @@ void transfer_message(struct ctl *c, const Cistern__Envelope *m)
     if (m->body_case != CISTERN__ENVELOPE__BODY_DONE) return;
     double seconds = (double)(now_us() - t.since_us) / 1e6;
     json_t *o = json_pack("{ss ss sI sI sf}", "command", t.save ? "save" : "restore", "file",
-                          t.path, "tokens", (json_int_t)t.h.n_cells, "bytes", (json_int_t)t.h.bytes,
-                          "seconds", seconds);
+                          t.path, "tokens", (json_int_t)t.copy.h.n_cells, "bytes",
+                          (json_int_t)t.copy.h.bytes, "seconds", seconds);
     if (!t.save) {
         json_object_set_new(o, "row", json_integer(t.row));
         json_object_set_new(o, "generation", json_integer((json_int_t)t.generation));
@@ -356,11 +248,11 @@ void begin_save(struct ctl *c)
     t.save = true;
     t.path = c->arg[1];
     t.since_us = now_us();
-    t.h.geometry = c->view.h->geometry;
-    t.h.chunk_cells = c->view.h->chunk_cells;
+    t.copy.h.geometry = c->view.h->geometry;
+    t.copy.h.chunk_cells = c->view.h->chunk_cells;
     int r = output_begin(t.path, &t.out);
     if (r < 0) return file_fails(c, r, "cannot be made");
-    t.fd = t.out.fd;
+    t.copy.fd = t.out.fd;
     (void)atexit(remove_output);
     static Cistern__Save save = CISTERN__SAVE__INIT;
     save.row = c->row;
@@ -375,12 +267,13 @@ static int open_saved(struct why *why)
 {
     uint8_t page[SAVED_HEADER_BYTES];
     struct stat st;
-    t.fd = open(t.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (t.fd < 0 || fstat(t.fd, &st) < 0) return why_set(why, -errno, "%s", strerror(errno));
+    t.copy.fd = open(t.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (t.copy.fd < 0 || fstat(t.copy.fd, &st) < 0)
+        return why_set(why, -errno, "%s", strerror(errno));
     if (!S_ISREG(st.st_mode)) return why_set(why, -EINVAL, "it is no regular file");
-    ssize_t n = read(t.fd, page, sizeof(page));
+    ssize_t n = read(t.copy.fd, page, sizeof(page));
     if (n < 0) return why_set(why, -errno, "%s", strerror(errno));
-    return saved_from(page, (size_t)n, (uint64_t)st.st_size, why, &t.h);
+    return saved_from(page, (size_t)n, (uint64_t)st.st_size, why, &t.copy.h);
 }
 
 /* Whatever can be known before poold is asked is checked here. */
@@ -390,11 +283,11 @@ void begin_restore(struct ctl *c)
     t.path = c->arg[0];
     t.since_us = now_us();
     int r = open_saved(&why);
-    if (r == 0) r = saved_fits(&t.h, c->view.h, &why);
+    if (r == 0) r = saved_fits(&t.copy.h, c->view.h, &why);
     if (r < 0) return restore_fails(c, r, &why);
     static Cistern__Restore restore = CISTERN__RESTORE__INIT;
-    restore.cells = t.h.n_cells;
-    restore.salt = t.h.salt;
+    restore.cells = t.copy.h.n_cells;
+    restore.salt = t.copy.h.salt;
     restore.has_lane = c->has_lane;
     restore.pipeline = c->pipeline;
     restore.lane = c->lane;

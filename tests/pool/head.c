@@ -18,14 +18,14 @@ enum {
 static void send_attach(struct stage *s)
 {
     struct head *h = s->head;
-    uint32_t rows[LANES_MAX], n_layers = N_LAYERS / h->n_stages;
+    uint32_t rows[LANES_MAX], n_layers = (h->n_layers ? h->n_layers : N_LAYERS) / h->n_stages;
     uint64_t pending[OPS_MAX];
     Cistern__Geometry g = CISTERN__GEOMETRY__INIT;
-    g.n_layers = N_LAYERS;
+    g.n_layers = n_layers * h->n_stages;
     g.n_kv_heads = g.head_dim = 1;
     g.kv = POOL_KV_F32;
-    g.block_cells = BLOCK;
-    g.block_bytes = BLOCK_BYTES;
+    g.block_cells = h->block_cells ? h->block_cells : BLOCK;
+    g.block_bytes = h->block_bytes ? h->block_bytes : BLOCK_BYTES;
     g.context_tokens = h->context ? h->context : CONTEXT;
     g.fingerprint = g.arithmetic = "hashes";
     Cistern__AttachWorker a = CISTERN__ATTACH_WORKER__INIT;

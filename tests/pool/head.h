@@ -78,6 +78,9 @@ struct head {
     struct world *world;
     uint32_t pipeline, n_stages;
     uint32_t context; /* tokens; 0: CONTEXT */
+    /* Of a bench, whose cells hold more than a hash; 0: N_LAYERS of BLOCK hashes. */
+    uint32_t n_layers, block_cells;
+    uint64_t block_bytes;
     struct stage stage[STAGES_MAX];
     const struct pool_header *control;
     size_t control_bytes, tokens_bytes;

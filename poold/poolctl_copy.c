@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * See poolctl_copy.h. Called by poolctl_transfer.c, one chunk a round of its loop.
+ */
+#include "poold/poolctl_copy.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum {
+    /* Summed, then written, or read, then summed: small enough to be in the second-level cache
+     * meanwhile (save_bench: a quarter of the processor's time less than a chunk of 32 MiB at a
+     * time), large enough that a system call a piece does not count. */
+    PIECE_BYTES = 1 << 18,
+    PAGE_BYTES = 4096,
+};
+
+/* ---- whole reads and writes ---- */
+
+static int write_at(int fd, const void *from, size_t n, uint64_t off)
+{
+    for (const char *at = from; n > 0;) {
+        ssize_t moved = pwrite(fd, at, n, (off_t)off);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved < 0) return -errno;
+        at += moved, off += (uint64_t)moved, n -= (size_t)moved;
+    }
+    return 0;
+}
+
+static int read_at(int fd, void *to, size_t n, uint64_t off)
+{
+    for (char *at = to; n > 0;) {
+        ssize_t moved = pread(fd, at, n, (off_t)off);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved < 0) return -errno;
+        if (moved == 0) return -ENODATA;
+        at += moved, off += (uint64_t)moved, n -= (size_t)moved;
+    }
+    return 0;
+}
+
+/* ---- a chunk ---- */
+
+/* Where chunk i is on either side. */
+struct place {
+    struct saved_chunk head;
+    uint64_t off, in_run;       /* in the file; in each layer's run */
+    uint64_t tokens, per_layer; /* bytes */
+    struct xxh64 sum;
+};
+
+static struct place place_of(const struct copy *c, uint32_t i)
+{
+    uint64_t blocks = c->h.chunk_cells / c->h.geometry.block_cells;
+    struct place p = {
+        .head = {.index = i, .n_cells = saved_chunk_cells(&c->h, i)},
+        .off = SAVED_HEADER_BYTES + i * saved_chunk_bytes(&c->h, 0),
+        .in_run = c->chunks[i] * blocks * c->h.geometry.block_bytes,
+    };
+    p.tokens = saved_tokens_bytes(p.head.n_cells);
+    p.per_layer = saved_layer_bytes(&c->h, p.head.n_cells);
+    return p;
+}
+
+static void sum_head(struct place *p)
+{
+    xxh64_init(&p->sum);
+    xxh64_add(&p->sum, &p->head.index, sizeof(p->head) - offsetof(struct saved_chunk, index));
+}
+
+/* Faults of its pages at once instead of one by one; where the kernel does not know how, one by
+ * one. */
+static void touch(char *at, size_t n, int how)
+{
+    char *page = at - (uintptr_t)at % PAGE_BYTES;
+    (void)madvise(page, (size_t)(at - page) + n, how);
+}
+
+/* still: NULL, or room for a piece: the bytes may change meanwhile, by whoever runs the
+ * conversation, behind its valid cells: they are copied first, so that the sum is that of what is
+ * written. */
+static int put(struct copy *c, struct place *p, const char *from, uint64_t n, uint64_t *off,
+               char *still)
+{
+    for (uint64_t at = 0; at < n; at += PIECE_BYTES) {
+        size_t bytes = min_u64(n - at, PIECE_BYTES);
+        const char *piece = still ? memcpy(still, from + at, bytes) : from + at;
+        xxh64_add(&p->sum, piece, bytes);
+        int r = write_at(c->fd, piece, bytes, *off);
+        if (r < 0) return r;
+        *off += bytes;
+    }
+    return 0;
+}
+
+static int get(struct copy *c, struct place *p, char *to, uint64_t n, uint64_t *off)
+{
+    for (uint64_t at = 0; at < n; at += PIECE_BYTES) {
+        size_t bytes = min_u64(n - at, PIECE_BYTES);
+        int r = read_at(c->fd, to + at, bytes, *off);
+        if (r < 0) return r;
+        xxh64_add(&p->sum, to + at, bytes);
+        *off += bytes;
+    }
+    return 0;
+}
+
+int copy_header(struct copy *c)
+{
+    uint8_t page[SAVED_HEADER_BYTES];
+    saved_seal(&c->h, page);
+    return write_at(c->fd, page, sizeof(page), 0);
+}
+
+int copy_out(struct copy *c, uint32_t i)
+{
+    struct place p = place_of(c, i);
+    uint64_t off = p.off + sizeof(p.head);
+    bool whole = p.head.n_cells == c->h.chunk_cells;
+    CLEANUP(freep) char *still = whole ? NULL : xcalloc(1, PIECE_BYTES);
+    CLEANUP(freep) uint32_t *words = xcalloc(1, p.tokens);
+    memcpy(words, c->cell + (uint64_t)c->chunks[i] * c->h.chunk_cells, p.head.n_cells * 4UL);
+    sum_head(&p);
+    int r = put(c, &p, (const char *)words, p.tokens, &off, NULL);
+    for (uint32_t l = 0; r == 0 && l < c->h.geometry.n_layers; l++) {
+        touch(c->layer[l] + p.in_run, p.per_layer, MADV_POPULATE_READ);
+        r = put(c, &p, c->layer[l] + p.in_run, p.per_layer, &off, still);
+    }
+    p.head.checksum = xxh64_end(&p.sum);
+    return r < 0 ? r : write_at(c->fd, &p.head, sizeof(p.head), p.off);
+}
+
+static int read_fails(int r, struct why *why)
+{
+    return why_set(why, r, "%s",
+                   r == -ENODATA ? "it became shorter while it was read" : strerror(-r));
+}
+
+int copy_in(struct copy *c, uint32_t i, struct why *why)
+{
+    struct place p = place_of(c, i);
+    uint64_t off = p.off + sizeof(p.head);
+    CLEANUP(freep) uint32_t *words = xcalloc(1, p.tokens);
+    int r = read_at(c->fd, &p.head, sizeof(p.head), p.off);
+    if (r < 0) return read_fails(r, why);
+    r = saved_chunk_check(&c->h, &p.head, i, why);
+    if (r < 0) return r;
+    sum_head(&p);
+    r = get(c, &p, (char *)words, p.tokens, &off);
+    for (uint32_t l = 0; r == 0 && l < c->h.geometry.n_layers; l++) {
+        touch(c->layer[l] + p.in_run, p.per_layer, MADV_POPULATE_WRITE);
+        r = get(c, &p, c->layer[l] + p.in_run, p.per_layer, &off);
+    }
+    if (r < 0) return read_fails(r, why);
+    if (p.head.checksum != xxh64_end(&p.sum))
+        return why_set(why, -EBADMSG, "chunk %u is damaged: its checksum does not hold", i);
+    memcpy(c->cell + (uint64_t)c->chunks[i] * c->h.chunk_cells, words, p.head.n_cells * 4UL);
+    return 0;
+}
