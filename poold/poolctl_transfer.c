@@ -15,6 +15,8 @@
 #include "poold/poolctl_copy.h"
 #include "poold/poolctl_output.h"
 
+enum { NICE = 10 /* what the lanes compute comes first where cores are few */ };
+
 struct mapping {
     void *at;
     size_t bytes;
@@ -248,6 +250,7 @@ void begin_save(struct ctl *c)
     t.save = true;
     t.path = c->arg[1];
     t.since_us = now_us();
+    (void)nice(NICE);
     t.copy.h.geometry = c->view.h->geometry;
     t.copy.h.chunk_cells = c->view.h->chunk_cells;
     int r = output_begin(t.path, &t.out);
@@ -282,6 +285,7 @@ void begin_restore(struct ctl *c)
     struct why why = {0};
     t.path = c->arg[0];
     t.since_us = now_us();
+    (void)nice(NICE);
     int r = open_saved(&why);
     if (r == 0) r = saved_fits(&t.copy.h, c->view.h, &why);
     if (r < 0) return restore_fails(c, r, &why);
