@@ -273,12 +273,22 @@ static void tell_died(struct daemon *d, const struct process *who, bool was_plac
     daemon_broadcast(d, &m);
 }
 
+/* A drained worker's successor takes requests: it was to be replaced, and it is. */
+static void end_drain(struct daemon *d, const struct process *who)
+{
+    struct pool_pipeline *p = record(d, who->pipeline);
+    if (!(p->draining & pool_drain_worker(who->stage))) return;
+    DEATH_POINT("pipeline-drain-over");
+    shm_store_u32(&p->draining, p->draining & ~pool_drain_worker(who->stage));
+}
+
 /* The rows of a dead head are closed here; those of a head that lost a stage it closes itself. They
  * are folded when the stages that live have published {life, all}. */
 void pipeline_death(struct daemon *d, struct process *who)
 {
     if (who->role == POOL_ROLE_WORKER && who->placed && d->pool) {
         d->pool->manned[who->pipeline][who->stage] = false;
+        end_drain(d, who);
         d->pipeline[who->pipeline].needs_life = true;
         if (!d->pipeline[who->pipeline].lost_us) d->pipeline[who->pipeline].lost_us = now_us();
         if (who->stage == 0) {

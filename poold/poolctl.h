@@ -23,8 +23,8 @@ struct ctl {
     bool json, all, once;
     uint64_t cells;
     bool has_cells;
-    uint32_t pipeline, lane;
-    bool has_pipeline, has_lane;
+    uint32_t pipeline, stage, lane;
+    bool has_pipeline, has_stage, has_lane;
     const char *arg[CTL_ARGS_MAX];
     uint32_t n_args;
     /* arg[0] as ROW:GENERATION, where the command takes one */
@@ -89,7 +89,7 @@ int check_evict(struct ctl *c);
 void ask_evict(struct ctl *c, Cistern__Envelope *m);
 int check_move(struct ctl *c);
 void ask_move(struct ctl *c, Cistern__Envelope *m);
-int check_pipeline(struct ctl *c);
+int check_place(struct ctl *c); /* PIPELINE or PIPELINE.STAGE */
 void ask_drain(struct ctl *c, Cistern__Envelope *m);
 void ask_undrain(struct ctl *c, Cistern__Envelope *m);
 void text_change(const json_t *o);

@@ -53,14 +53,24 @@ void ask_move(struct ctl *c, Cistern__Envelope *m)
     m->move = &move;
 }
 
-int check_pipeline(struct ctl *c)
+static int digits_from(const char *text, char **ret_end, uint32_t max, uint32_t *ret)
+{
+    if (*text < '0' || *text > '9') return -EINVAL;
+    unsigned long v = strtoul(text, ret_end, 10);
+    if (v > max) return -EINVAL;
+    *ret = (uint32_t)v;
+    return 0;
+}
+
+int check_place(struct ctl *c)
 {
     char *end = NULL;
-    if (c->n_args != 1 || c->arg[0][0] < '0' || c->arg[0][0] > '9') return -EINVAL;
-    unsigned long v = strtoul(c->arg[0], &end, 10);
-    if (*end || v >= POOL_PIPELINES_MAX) return -EINVAL;
-    c->pipeline = (uint32_t)v;
-    return 0;
+    if (c->n_args != 1) return -EINVAL;
+    int r = digits_from(c->arg[0], &end, POOL_PIPELINES_MAX - 1, &c->pipeline);
+    if (r < 0 || !*end) return r;
+    c->has_stage = true;
+    r = *end == '.' ? digits_from(end + 1, &end, POOL_STAGES_MAX - 1, &c->stage) : -EINVAL;
+    return r < 0 || *end ? -EINVAL : 0;
 }
 
 static void fill_drain(struct ctl *c, Cistern__Envelope *m, bool on)
@@ -68,6 +78,8 @@ static void fill_drain(struct ctl *c, Cistern__Envelope *m, bool on)
     static Cistern__Drain drain = CISTERN__DRAIN__INIT;
     drain.pipeline = c->pipeline;
     drain.on = on;
+    drain.has_stage = c->has_stage;
+    drain.stage = c->stage;
     m->body_case = CISTERN__ENVELOPE__BODY_DRAIN;
     m->drain = &drain;
 }
@@ -83,8 +95,8 @@ void text_change(const json_t *o)
         {"drop",    "conversations dropped"                       },
         {"evict",   "chunks given back, or conversations asked to"},
         {"move",    "conversations asked to move"                 },
-        {"drain",   "pipelines drained now"                       },
-        {"undrain", "pipelines take requests again"               },
+        {"drain",   "drained now"                                 },
+        {"undrain", "no longer drained"                           },
     };
     for (size_t i = 0; i < ARRAY_LEN(done); i++)
         if (strcmp(done[i].command, json_text(o, "command")) == 0)

@@ -65,6 +65,7 @@ static void text_process(const json_t *o)
     if (json_object_get(o, "stage"))
         printf(", pipeline %lld stage %lld, %s", json_number(o, "pipeline"),
                json_number(o, "stage"), json_text(o, "phase"));
+    if (json_is_true(json_object_get(o, "draining"))) printf(", drained");
     printf("%s\n", json_is_true(json_object_get(o, "dying")) ? ", being killed" : "");
 }
 

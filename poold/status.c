@@ -62,9 +62,15 @@ static json_t *pipelines_of(const struct daemon *d)
             json_array_append_new(layers, json_integer(p->layers[s]));
         json_array_append_new(list, json_pack("{sI sI sb sb so}", "pipeline", (json_int_t)i, "life",
                                               (json_int_t)p->life, "ready", d->pipeline[i].ready,
-                                              "draining", p->draining, "layers", layers));
+                                              "draining", p->draining != 0, "layers", layers));
     }
     return list;
+}
+
+/* By itself; that its pipeline is, is said there. */
+static bool is_drained(const struct daemon *d, const struct process *w)
+{
+    return d->pool && d->pool->seg->pipelines[w->pipeline].draining & pool_drain_worker(w->stage);
 }
 
 static json_t *processes_of(const struct daemon *d)
@@ -79,6 +85,7 @@ static json_t *processes_of(const struct daemon *d)
             json_object_set_new(o, "pipeline", json_integer(w->pipeline));
             json_object_set_new(o, "stage", json_integer(w->stage));
             json_object_set_new(o, "phase", json_string(phases[min_u32(w->beat.phase, 2)]));
+            json_object_set_new(o, "draining", json_boolean(is_drained(d, w)));
         }
         json_array_append_new(list, o);
     }

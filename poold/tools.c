@@ -38,6 +38,7 @@ static void answer_error(struct daemon *d, struct process *who, uint64_t number,
         {-E2BIG,   CISTERN__CODE__NEVER_FITS, "it is longer than the context"                     },
         {-EPERM,   CISTERN__CODE__DENIED,     "only root and poold's own user change the pool"    },
         {-EAGAIN,  CISTERN__CODE__NOT_READY,  "there is no pool yet, or one of its stages is gone"},
+        {-ESRCH,   CISTERN__CODE__UNKNOWN,    "there is no such pipeline, or no worker there"     },
         {-EXDEV,   CISTERN__CODE__NOT_READY,  "that pipeline is not ready to take it"             },
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++)
@@ -127,17 +128,24 @@ static int move(struct daemon *d, struct process *who, const Cistern__Envelope *
     return ask_head(d, ask->row, &to_head);
 }
 
+/* A pipeline, or one worker: nothing passes through a pipeline without all of its workers, so both
+ * take nothing new; what differs is when that ends. */
 static int drain(struct daemon *d, struct process *who, const Cistern__Envelope *m, uint32_t *ret_n)
 {
     (void)who;
     const Cistern__Drain *ask = m->drain;
-    if (ask->pipeline >= POOL_PIPELINES_MAX) return -EXDEV;
+    if (ask->pipeline >= POOL_PIPELINES_MAX) return -ESRCH;
     struct pool_pipeline *p = &d->pool->seg->pipelines[ask->pipeline];
-    if (p->n_stages == 0) return -EXDEV;
-    *ret_n = (p->draining != 0) != (ask->on != 0);
+    if (p->n_stages == 0 || (ask->has_stage && ask->stage >= p->n_stages)) return -ESRCH;
+    if (ask->has_stage && ask->on && !process_at(d->processes, ask->pipeline, ask->stage))
+        return -ESRCH;
+    uint32_t on = ask->has_stage ? pool_drain_worker(ask->stage) : POOL_DRAIN_PIPELINE;
+    uint32_t off = ask->has_stage ? on : UINT32_MAX;
+    uint32_t draining = ask->on ? p->draining | on : p->draining & ~off;
+    *ret_n = p->draining != draining;
     DEATH_POINT("pipeline-draining");
-    shm_store_u32(&p->draining, ask->on);
-    log_info("pipeline %u: %s", ask->pipeline, ask->on ? "drained by a tool" : "takes requests");
+    shm_store_u32(&p->draining, draining);
+    log_info("pipeline %u: %s", ask->pipeline, draining ? "drained by a tool" : "takes requests");
     pipeline_update(d, ask->pipeline);
     return 0;
 }

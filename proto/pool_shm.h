@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 enum {
-    POOL_SHM_VERSION = 3,
+    POOL_SHM_VERSION = 4,
     POOL_PROCESSES_MAX = 128, /* process records; workers, gateways and tools together */
     POOL_PIPELINES_MAX = 8,
     POOL_STAGES_MAX = 16,
@@ -180,10 +180,14 @@ struct pool_pipeline {
     uint32_t life;                    /* raised at each reset and each new head; 0: never alive */
     uint32_t n_stages;                /* 0: the record is free */
     uint32_t layers[POOL_STAGES_MAX]; /* layers of each stage, in order */
-    uint32_t draining;                /* 1: it takes nothing new */
+    uint32_t draining;                /* not 0: it takes nothing new; a set of pool_drain_* */
     uint32_t pad_[13];
 };
 static_assert(sizeof(struct pool_pipeline) == 128, "two cache lines a pipeline");
+
+/* Why a pipeline takes nothing new: it is drained itself, or one of its workers is. */
+enum { POOL_DRAIN_PIPELINE = 1 };
+static inline uint32_t pool_drain_worker(uint32_t stage) { return UINT32_C(2) << stage; }
 
 enum pool_state {
     POOL_FREE = 0,

@@ -20,6 +20,8 @@ CHUNK = 16
 SETTINGS = {**SMALL, "pool.chunk": CHUNK}
 SLOW = {**SETTINGS, "worker.variant": "plain"}
 CHAT = (words(40, 6), {"max_tokens": 80, "temperature": 0.8, "seed": 3})
+# One that still runs when a busy machine gets to it.
+LONG = (words(40, 6), {"max_tokens": 400, "temperature": 0.8, "seed": 3, "ignore_eos": True})
 STATES = "free cached closing waiting active held shared trash".split()
 
 
@@ -145,6 +147,10 @@ WRONG = {
     "negative": ["evict", "--cells", "-1"],
     "no pipeline": ["move", "1:2"],
     "pipeline over the limit": ["drain", "8"],
+    "stage over the limit": ["drain", "0.16"],
+    "no stage": ["drain", "0."],
+    "no pipeline of a stage": ["drain", ".0"],
+    "more than a stage": ["undrain", "0.0.0"],
     "no file": ["save", "1:2"],
     "too much": ["status", "now"],
     "unknown option": ["status", "--frobnicate"],
@@ -307,6 +313,72 @@ def test_drain_without_another(slow_model):
         poolctl(c, "undrain", 0)
         c.wait_healthy()
         c.chat("again", max_tokens=2)
+
+
+def drained(c):
+    """(pipelines, workers) that are, as status says."""
+    status = poolctl(c, "status")
+    pipelines = [p["pipeline"] for p in status["pipelines"] if p["draining"]]
+    workers = [(p["pipeline"], p["stage"]) for p in status["processes"] if p.get("draining")]
+    return pipelines, sorted(workers)
+
+
+def test_drain_a_worker_and_replace_it(slow_model):
+    """Its pipeline takes nothing new, what runs goes on in the other one, and its successor serves at
+    once: nobody needs to say undrain."""
+    alone, solo = solo_rows(slow_model, [LONG], **SLOW)
+    with two_pipelines(slow_model) as c:
+        stream = c.stream(LONG[0], **LONG[1])
+        for _ in range(8):
+            next(stream)
+        with held_up(*c.last):
+            (row,) = c.pool().rows(ACTIVE)
+            here, there = row["pipeline"], 1 - row["pipeline"]
+            assert poolctl(c, "drain", f"{here}.1")["n"] == 1
+            assert poolctl(c, "drain", f"{here}.1")["n"] == 0
+            assert drained(c) == ([here], [(here, 1)])
+        stream.read_all()
+        assert stream.text == solo[0]["choices"][0]["message"]["content"]
+        (found,) = c.trace().values()
+        assert found == alone[0]
+        assert {r["pipeline"] for r in idle(c)} == {there}
+        assert c.metric("cistern_pipelines_ready") == 1
+        # It holds while it lives, whoever else of its pipeline dies, and over poold's restart.
+        c.poold.kill()
+        c.start_poold()
+        eventually(lambda: all(p["ready"] for p in poolctl(c, "status")["pipelines"]), "all are back")
+        assert drained(c) == ([here], [(here, 1)])
+        c.last[here].kill()
+        eventually(lambda: drained(c) == ([], []), "that ended with it")
+        c.last[here] = c.launch("workerd", "--pipeline", here, "--stage", 1, name="successor")
+        c.wait_ready(c.last[here])
+        eventually(lambda: c.metric("cistern_pipelines_ready") == 2, "both take requests")
+        c.chat("again", max_tokens=2)
+        c.last[here].stop()
+
+
+def test_drained_twice_is_undrained_twice(tiny_model):
+    """A pipeline and its workers are drained each for itself; undrain of the pipeline ends all."""
+    with Cistern(tiny_model, settings=SETTINGS).start() as c:
+        poolctl(c, "drain", 0)
+        poolctl(c, "drain", "0.0")
+        poolctl(c, "drain", "0.1")
+        assert drained(c) == ([0], [(0, 0), (0, 1)])
+        assert poolctl(c, "undrain", "0.1")["n"] == 1
+        assert drained(c) == ([0], [(0, 0)])
+        assert c.get("/health")[0] == 503
+        assert poolctl(c, "undrain", 0)["n"] == 1
+        assert poolctl(c, "undrain", 0)["n"] == 0
+        assert drained(c) == ([], [])
+        c.wait_healthy()
+        poolctl(c, "drain", "0.0")
+        eventually(lambda: c.get("/health")[0] == 503, "nothing new is taken")
+        assert "drained" in plain(c, "status") and "(drained)" in plain(c, "top", "--once")
+        assert poolctl(c, "undrain", "0.0")["n"] == 1
+        c.wait_healthy()
+        for place in ("0.2", "1", "1.0", "7.15"):
+            poolctl(c, "drain", place, code=UNKNOWN)
+            poolctl(c, "undrain", place, code=UNKNOWN)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

@@ -16,12 +16,12 @@ from harness import BUILD, LIBC, Cistern, eventually
 from pool import ACTIVE, CLOSING, IDLE
 from test_equal import cached, solo_rows, words
 from test_poolctl import (
-    CHAT,
     CHUNK,
     DAMAGED,
     FILE,
     FOREIGN,
     LATER,
+    LONG,
     MISSING,
     SETTINGS,
     SLOW,
@@ -284,10 +284,10 @@ def go_on(c, ids, **fields):
 def test_save_of_what_runs(slow_model):
     """The file has what all stages had published; the answer does not suffer; what is restored goes on
     with the rows of one that was computed at once, and all of it counts as cached."""
-    alone, solo = solo_rows(slow_model, [CHAT], **SLOW)
+    alone, solo = solo_rows(slow_model, [LONG], **SLOW)
     with Cistern(slow_model, settings=SLOW).start() as c:
         path = c.folder / "saved"
-        stream = c.stream(CHAT[0], **CHAT[1])
+        stream = c.stream(LONG[0], **LONG[1])
         for _ in range(8):
             next(stream)
         with held_up(c.workers[1]):
@@ -319,7 +319,7 @@ def test_save_of_what_runs(slow_model):
 def test_saves_while_it_goes_on(slow_model):
     """None of them is torn: what is written meanwhile is not in them."""
     with Cistern(slow_model, settings=SLOW).start() as c:
-        stream = c.stream(CHAT[0], **{**CHAT[1], "max_tokens": 200, "ignore_eos": True})
+        stream = c.stream(LONG[0], **LONG[1])
         next(stream)
         (row,) = c.pool().rows(ACTIVE)
         lengths = []
@@ -345,7 +345,7 @@ def test_what_is_being_saved_comes_to_an_end(slow_model, fate):
     """The save stands still in the middle meanwhile, then has what was there when it began."""
     with Cistern(slow_model, settings=FEW_SLOW).start() as c:
         path = c.folder / "saved"
-        stream = c.stream(CHAT[0], **{**CHAT[1], "max_tokens": 400, "ignore_eos": True})
+        stream = c.stream(LONG[0], **LONG[1])
         for _ in range(8):
             next(stream)
         (row,) = c.pool().rows(ACTIVE)

@@ -13,7 +13,7 @@ import pytest
 from harness import BUILD, Cistern, Died, chat_body, eventually
 from pool import ACTIVE, CLOSING
 from test_equal import cached, solo_rows, words
-from test_poolctl import CHAT, CHUNK, SETTINGS, SLOW, held_up, idle, poolctl, two_pipelines
+from test_poolctl import CHUNK, LONG, SETTINGS, SLOW, held_up, idle, poolctl, two_pipelines
 from test_save import flip, go_on, tokens_of
 
 FIELDS = {"max_tokens": 12, "temperature": 0}
@@ -105,9 +105,9 @@ def test_a_restored_slot_is_that_slots(c):
 
 def test_a_slot_is_saved_while_it_runs(slow_model, tmp_path):
     """Its answer does not suffer, and it is not shown as two."""
-    _, solo = solo_rows(slow_model, [CHAT], **SLOW)
+    _, solo = solo_rows(slow_model, [LONG], **SLOW)
     with Cistern(slow_model, settings={**SLOW, **slots_in(tmp_path)}).start() as c:
-        stream = c.stream(CHAT[0], **CHAT[1])
+        stream = c.stream(LONG[0], **LONG[1])
         for _ in range(8):
             next(stream)
         with held_up(c.workers[1]):

@@ -220,6 +220,7 @@ static void step_victim(struct model *m)
     child_start(&c, m->world, arguments);
     world_run(m->world, is_heard, &l);
     loop_remove(readable);
+    tool(m, "drain", "1.0", NULL); /* it ends with the worker */
     (void)kill(c.pid, SIGKILL);
     world_run(m->world, is_gone, &c);
     (void)loop_set_timer(timer, 1000, 1000);
