@@ -12,6 +12,7 @@ enum field_type {
     FIELD_BOOL,
     FIELD_U32,
     FIELD_FLOAT,
+    FIELD_ZERO,   /* whether it is said and 0; another row has the number */
     FIELD_SEED,   /* any integer */
     FIELD_STOPS,  /* a string, or an array of strings */
     FIELD_BIASES, /* an object or an array (logit_bias.h), kept as JSON */

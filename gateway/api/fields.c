@@ -183,6 +183,9 @@ static int parse_field(const struct field *f, const json_t *v, struct fault *fau
         return parse_bool(f, v, fault, to);
     case FIELD_U32:
         return parse_u32(f, v, fault, to);
+    case FIELD_ZERO:
+        *(bool *)to = json_is_integer(v) && json_integer_value(v) == 0;
+        return 0;
     case FIELD_FLOAT:
         return parse_float(f, v, fault, to);
     case FIELD_SEED:

@@ -49,7 +49,8 @@ struct ask {
     uint32_t top_logprobs; /* with logprobs */
     uint32_t n_logprobs;   /* of completions: both in one, FIELD_NO_LOGPROBS: none */
     bool stream, include_usage, echo, ignore_eos, return_progress;
-    bool no_tools; /* they are not to be shown to the model */
+    bool no_tools;  /* they are not to be shown to the model */
+    bool no_answer; /* the prompt is read, nothing is generated */
     bool add_special, parse_special, with_pieces;
     bool seeded;
     uint64_t seed; /* when seeded */

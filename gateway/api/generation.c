@@ -258,6 +258,7 @@ static void on_tokens(void *arg, const uint32_t *ids, size_t n, const struct pro
 {
     struct choice *c = arg;
     struct generation *g = c->of;
+    if (g->ask.no_answer) return;
     count_tokens(c, n);
     submit_others(c);
     if (probs) logprobs_add(&c->probs, ids, probs);
@@ -287,7 +288,7 @@ static void on_finished(void *arg, const struct request_end *end)
     submit_others(c);
     if (text_end(c->text, &c->out))
         end_choice(c, ENDED_BY_STRING, false);
-    else if (end->reason == CISTERN__REASON__STOP)
+    else if (end->reason == CISTERN__REASON__STOP && !c->of->ask.no_answer)
         end_choice(c, ENDED_BY_MODEL, false);
     else
         end_choice(c, ENDED_BY_LENGTH, end->truncated);
@@ -313,6 +314,7 @@ static uint32_t answer_tokens(const struct choice *c)
     const struct generation *g = c->of;
     uint32_t room = gateway_context(g->gateway) - (uint32_t)c->prompt->ids.n;
     uint32_t preset = g->gateway->config->gateway.default_tokens;
+    if (g->ask.no_answer) return 1; /* which on_tokens drops */
     uint32_t want = g->ask.max_tokens ? g->ask.max_tokens : preset;
     return want ? min_u32(want, room) : room;
 }

@@ -106,6 +106,7 @@ static json_t *schema_of(const struct field *f, enum api_id api)
     case FIELD_BOOL:
         if (f->max < 1) return json_pack("{s:[b,n]}", "enum", 0);
         return typed(f, "boolean");
+    case FIELD_ZERO: /* the row with the number follows it */
     case FIELD_U32:
         return number_json(f, "integer");
     case FIELD_FLOAT:

@@ -39,6 +39,13 @@ def test_answer(client):
     assert m.usage.cache_creation_input_tokens == 0 and m._request_id
 
 
+def test_fields_of_others_are_ignored(client):
+    """Also where another API has them and their values would be refused there."""
+    extra = {"temperature": 0, "top_logprobs": 99, "logit_bias": [7], "logprobs": "x", "n": 9}
+    m = client.messages.create(messages=HELLO, **{**FIELDS, "extra_body": extra})
+    assert text_of(m) == text_of(client.messages.create(messages=HELLO, **FIELDS))
+
+
 def test_stream_events(client):
     """The order that the API promises, and the same text as in one piece."""
     whole = client.messages.create(messages=HELLO, **FIELDS)

@@ -271,6 +271,26 @@ def test_prompt_of_one_token(shared):
     assert len(read["tokens"]) == 3
 
 
+def test_only_the_prompt(shared):
+    """No token is generated: its prompt's probabilities, and its place in the pool, are all there is."""
+    ids = post(shared, "/tokenize", {"content": words(50, 12)})["tokens"]
+    body = {"prompt": ids, "max_tokens": 0, "n_predict": 0, "temperature": 0, "logprobs": 1}
+    answer = post(shared, "/v1/completions", {**body, "echo": True})
+    (choice,) = answer["choices"]
+    assert len(choice["logprobs"]["tokens"]) == len(ids) and choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 0
+    more = post(shared, "/v1/completions", {**body, "echo": True, "max_tokens": 1})
+    assert {k: v[:-1] for k, v in columns(more).items()} == choice["logprobs"]
+    streamed = events(shared, "/v1/completions", {**body, "echo": True})
+    parts = [k["logprobs"] for e in streamed for k in e["choices"] if k["logprobs"]]
+    assert parts == [choice["logprobs"]]
+    read = post(shared, "/completion", {**body, "prompt": ids[1:]})
+    assert read["content"] == "" and read["tokens_predicted"] == 0
+    assert read["stop_type"] == "limit" and "completion_probabilities" not in read
+    again = post(shared, "/completion", {**body, "prompt": ids[1:], "n_predict": 1})
+    assert again["tokens_cached"] == len(ids) - 2
+
+
 def test_worker_dies_while_a_prompt_is_read(slow_model):
     """Its probabilities were told in part; the rest is computed again, and nothing twice."""
     body = {"prompt": words(100, 4), "max_tokens": 5, "temperature": 0, "logprobs": 2, "echo": True}
