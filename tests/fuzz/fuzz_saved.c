@@ -20,6 +20,19 @@ static void walk(const struct saved_header *h, uint64_t file_bytes)
     if (n <= 64 && at != file_bytes) abort();
 }
 
+/* It fits the pool that it describes, unless that has no room for it. */
+static void check_fit(const struct saved_header *h)
+{
+    struct why why;
+    struct pool_header pool = {.chunk_cells = h->chunk_cells, .geometry = h->geometry};
+    bool room = h->n_cells <= h->geometry.context_tokens;
+    if ((saved_fits(h, &pool, &why) == 0) != room) abort();
+    pool.chunk_cells++;
+    if (saved_fits(h, &pool, &why) == 0) abort();
+    pool.geometry.fingerprint[0] ^= 1;
+    if (saved_fits(h, &pool, &why) == 0) abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     uint8_t page[SAVED_HEADER_BYTES] = {0};
@@ -34,7 +47,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     memcpy(&h, page, sizeof(h));
     uint64_t bytes = data[0] & 2 ? n : h.bytes;
     struct saved_header got;
-    if (saved_from(page, data[0] & 4 ? n - 1 : sizeof(page), bytes, &why, &got) == 0)
+    if (saved_from(page, data[0] & 4 ? n - 1 : sizeof(page), bytes, &why, &got) == 0) {
         walk(&got, bytes);
+        check_fit(&got);
+    }
     return 0;
 }
