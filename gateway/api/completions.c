@@ -93,25 +93,38 @@ static json_t *string_from(const struct bytebuf *b)
     return json_stringn(bytebuf_bytes(b), bytebuf_size(b));
 }
 
+/* The prompt's text is a chunk of its own, once. */
+static int send_prompt(struct choice *c)
+{
+    CLEANUP(bytebuf_fini) struct bytebuf prompt = {0};
+    if (!c->of->ask.echo || c->echoed) return 0;
+    c->echoed = true;
+    add_prompt(c, &prompt);
+    return send_piece(
+        c, &(struct piece){.text = string_from(&prompt), .with_prompt = c->of->prompt_probs});
+}
+
+/* With its probabilities a prompt's text waits for them: they are there before its first token. */
 static int completion_begin(struct generation *g)
 {
     int r = 0;
-    for (uint32_t i = 0; r == 0 && g->ask.echo && i < g->n_choices; i++) {
-        CLEANUP(bytebuf_fini) struct bytebuf prompt = {0};
-        add_prompt(&g->choice[i], &prompt);
-        r = send_piece(&g->choice[i], &(struct piece){.text = string_from(&prompt),
-                                                      .with_prompt = g->prompt_probs});
-    }
+    for (uint32_t i = 0; r == 0 && !g->prompt_probs && i < g->n_choices; i++)
+        r = send_prompt(&g->choice[i]);
     return r;
 }
 
 static int completion_text(struct choice *c, json_t *text)
 {
-    return send_piece(c, &(struct piece){.text = text});
+    int r = send_prompt(c);
+    if (r == 0) return send_piece(c, &(struct piece){.text = text});
+    json_decref(text);
+    return r;
 }
 
 static int completion_choice_end(struct choice *c)
 {
+    int r = send_prompt(c);
+    if (r < 0) return r;
     return send_piece(c, &(struct piece){.text = json_string(""), .reason = openai_reason(c)});
 }
 

@@ -212,11 +212,6 @@ static void on_started(void *arg)
     if (c->index > 0) return;
     key_starts(g);
     g->started_us = now_us();
-    /* The prompt's text comes with its probabilities, which are still to be computed. */
-    if (g->prompt_probs) {
-        open_stream(g);
-        return;
-    }
     int r = begin_stream(g);
     if (r == 0) r = send_progress(g, cached);
     if (r < 0) abandon(g);

@@ -44,6 +44,7 @@ struct choice {
     struct logprobs probs;       /* of its tokens, with generation.probs */
     uint32_t n_probs_sent;       /* shown to the client */
     struct logprobs_place place; /* of completions: where the next one's token begins */
+    bool echoed;                 /* likewise: its prompt's text was sent */
     uint64_t last_token_us;
     enum ending ending;
     bool truncated;          /* ENDED_BY_LENGTH since the pool had no room */

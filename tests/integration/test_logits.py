@@ -246,21 +246,24 @@ def test_prompt_equals_generated(shared):
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def merged(stream, n):
+    """Text and columns of each of n choices of a stream."""
+    texts, found = [""] * n, [{} for _ in range(n)]
+    for event in stream:
+        for k in event["choices"]:
+            texts[k["index"]] += k["text"]
+            for name, values in (k["logprobs"] or {}).items():
+                found[k["index"]].setdefault(name, []).extend(values)
+    return list(zip(texts, found))
+
+
 def test_streamed_columns_equal_whole(shared):
     body = {"prompt": words(60, 9), "max_tokens": 30, "temperature": 0.8, "seed": 3}
     body.update(logprobs=2, echo=True, n=2)
     whole = post(shared, "/v1/completions", body)
-    for choice in whole["choices"]:
-        got = {name: [] for name in choice["logprobs"]}
-        text = ""
-        for event in events(shared, "/v1/completions", body):
-            for k in event["choices"]:
-                if k["index"] != choice["index"]:
-                    continue
-                text += k["text"]
-                for name, values in (k["logprobs"] or {}).items():
-                    got[name] += values
-        assert text == choice["text"] and got == choice["logprobs"]
+    assert merged(events(shared, "/v1/completions", body), 2) == [
+        (k["text"], k["logprobs"]) for k in whole["choices"]
+    ]
 
 
 def test_prompt_of_one_token(shared):
@@ -385,13 +388,8 @@ def test_batch_is_prompt_major(shared):
         for k, choice in enumerate(one["choices"]):
             assert {**whole["choices"][2 * i + k], "index": k} == choice
     assert whole["usage"]["prompt_tokens"] == used
-    texts = [""] * 6
-    for event in events(shared, "/v1/completions", {**fields, "prompt": prompts, "n": 2}):
-        for k in event["choices"]:
-            texts[k["index"]] += k["text"]
-    assert [p + t for p, t in zip([p for p in prompts for _ in "ab"], texts)] == [
-        k["text"] for k in whole["choices"]
-    ]
+    streamed = events(shared, "/v1/completions", {**fields, "prompt": prompts, "n": 2, "echo": True})
+    assert merged(streamed, 6) == [(k["text"], k["logprobs"]) for k in whole["choices"]]
 
 
 def test_batch_is_bounded(shared):
