@@ -26,10 +26,11 @@ sources() {
 tool() { command -v "$1-14" || command -v "$1"; }
 cov=$(tool llvm-cov) merge=$(tool llvm-profdata)
 
+mkdir -p "$build"
 [ -f "$build/build.ninja" ] ||
     CC=clang-14 meson setup "$build" -Dtests=enabled -Dcuda=disabled -Dfuzz=true -Db_lundef=false \
         '-Dc_args=-fprofile-instr-generate -fcoverage-mapping' \
-        '-Dc_link_args=-fprofile-instr-generate' >"$build.log"
+        '-Dc_link_args=-fprofile-instr-generate' >"$build/setup.log"
 targets=
 for corpus in tests/fuzz/corpus/*/; do
     targets="$targets tests/fuzz/fuzz_$(basename "$corpus")"
