@@ -28,6 +28,7 @@ struct plan {
     bool fits;
     uint32_t n_layers, context;
     uint64_t cell_bytes; /* of one layer */
+    uint32_t block_cells;
     uint64_t n_chunks;
     uint64_t arenas, control, tokens, weights;
 };
@@ -80,6 +81,7 @@ static int read_model(struct plan *p, const struct config *c, struct why *why)
     p->n_layers = (uint32_t)layers;
     p->context = c->model.context ? c->model.context : (uint32_t)min_u64(context, 1 << 24);
     p->cell_bytes = kv_block_of(c->pool.kv, (uint32_t)kv_heads, (uint32_t)dim, 1, KV_BY_CELL).bytes;
+    p->block_cells = kv_block_cells(c->pool.kv, (uint32_t)kv_heads, (uint32_t)dim);
     struct stat st;
     p->weights = stat(c->model.path, &st) == 0 ? (uint64_t)st.st_size : 0;
     return 0;
@@ -107,6 +109,13 @@ static void size_pool(struct plan *p, const struct config *c)
     p->control = (uint64_t)c->pool.conversations * (sizeof(struct pool_row) + (context + 1) * 8) +
                  p->n_chunks * sizeof(struct pool_chunk);
     p->tokens = (p->n_chunks + 1) * c->pool.chunk * 4;
+}
+
+static void size_blocks(struct plan *p, const struct config *c)
+{
+    say(p, "chunk", c->pool.chunk % p->block_cells == 0, "pool.chunk",
+        "%u cells; this model's blocks of K and V in %s have %u", c->pool.chunk,
+        kv_name(c->pool.kv), p->block_cells);
 }
 
 static void size_stages(struct plan *p, const struct config *c)
@@ -244,6 +253,7 @@ int doctor(struct ctl *c)
         say(&p, "model", true, "model.path", "%u layers, context %u, %llu bytes of weights",
             p.n_layers, p.context, (unsigned long long)p.weights);
         size_pool(&p, c->config);
+        size_blocks(&p, c->config);
         size_stages(&p, c->config);
         look_at_room(&p, c->config);
         look_at_memory(&p, c->config);

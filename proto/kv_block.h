@@ -45,7 +45,11 @@
 
 #include "proto/pool_shm.h"
 
-enum { KV_GROUP = 64 };
+enum {
+    KV_GROUP = 64,
+    KV_BLOCK_BYTES_MIN = 2048, /* over PCIe, gathers of smaller pieces are slow */
+    KV_BLOCK_CELLS_MIN = 16,   /* the kernels take 16 cells at once */
+};
 
 enum kv_order { KV_BY_CELL, KV_BY_DIM }; /* of K: see above */
 
@@ -127,6 +131,16 @@ static inline struct kv_block kv_block_of(uint32_t kv, uint32_t n_kv_heads, uint
     b.v_scale = kv_section_after(&end, n_kv_heads * b.n_groups, 2, block_cells);
     b.bytes = end;
     return b;
+}
+
+/* Cells of a block: the least power of two that meets both minima. */
+static inline uint32_t kv_block_cells(uint32_t kv, uint32_t n_kv_heads, uint32_t head_dim)
+{
+    uint64_t cell = kv_block_of(kv, n_kv_heads, head_dim, 1, KV_BY_CELL).bytes;
+    uint32_t cells = KV_BLOCK_CELLS_MIN;
+    while (cells * cell < KV_BLOCK_BYTES_MIN && cells < KV_BLOCK_BYTES_MIN)
+        cells *= 2;
+    return cells;
 }
 
 #endif

@@ -16,9 +16,7 @@
 #endif
 
 enum {
-    BLOCK_MIN_BYTES = 2048, /* over PCIe, gathers of smaller pieces are slow */
-    BLOCK_MIN_CELLS = 16,   /* the kernels take 16 cells at once */
-    LOGITS_ROWS_MAX = 64,   /* rows of logits made at a time */
+    LOGITS_ROWS_MAX = 64, /* rows of logits made at a time */
     LANES_MAX = 4096,
     ROWS_MAX = 1 << 16,
     CONTEXT_MAX = 1 << 24,
@@ -51,11 +49,8 @@ static bool is_last(const struct model *m)
 
 static void block_facts(const struct arch_params *p, uint32_t kv, struct model_facts *f)
 {
-    uint64_t cell = kv_block_of(kv, p->n_kv_heads, p->head_dim, 1, KV_BY_CELL).bytes;
-    f->block_cells = BLOCK_MIN_CELLS;
-    while (f->block_cells * cell < BLOCK_MIN_BYTES)
-        f->block_cells *= 2;
-    f->block_bytes = f->block_cells * cell;
+    f->block_cells = kv_block_cells(kv, p->n_kv_heads, p->head_dim);
+    f->block_bytes = kv_block_of(kv, p->n_kv_heads, p->head_dim, f->block_cells, KV_BY_CELL).bytes;
 }
 
 static void name_facts(const struct gguf *g, const struct arch *a, struct model_facts *f)

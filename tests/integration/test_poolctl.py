@@ -397,8 +397,10 @@ def test_another_user_is_refused(tiny_model):
 # ---- doctor
 
 
-def test_doctor(tiny_model):
-    with Cistern(tiny_model, stages=2, settings=SETTINGS) as c:
+@pytest.mark.parametrize("kv", ["f16", "k8v4"])
+def test_doctor(tiny_model, kv):
+    settings = {**SETTINGS, "pool.chunk": 64, "pool.kv": kv}
+    with Cistern(tiny_model, stages=2, settings=settings) as c:
         out = poolctl(c, "doctor")
         assert out["fits"]
         c.start()
@@ -412,6 +414,7 @@ def test_doctor(tiny_model):
 
 
 MISFITS = {
+    "chunk": {"pool.chunk": 32, "pool.kv": "q4"},  # 2 heads of 16: 40 bytes a cell, 2 KiB in 64
     "pool": {"pool.cells": 1024},
     "pool.dir": {"pool.cells": (1 << 32) - (1 << 20), "pool.dir": "/dev/shm/cistern-none"},
     "model": {"model.path": "/none.gguf"},

@@ -53,6 +53,16 @@ START_TEST(sections_lie_where_the_text_says)
 }
 END_TEST
 
+START_TEST(blocks_have_two_kib_and_sixteen_cells)
+{
+    ck_assert_uint_eq(kv_block_cells(POOL_KV_F32, 8, 128), 16);
+    ck_assert_uint_eq(kv_block_cells(POOL_KV_Q4, 3, 64), 16);   /* 204 bytes a cell */
+    ck_assert_uint_eq(kv_block_cells(POOL_KV_F16, 1, 16), 32);  /* 64 */
+    ck_assert_uint_eq(kv_block_cells(POOL_KV_INT8, 1, 16), 64); /* 36 */
+    ck_assert_uint_eq(kv_block_cells(POOL_KV_Q4, 1, 16), 128);  /* 20 */
+}
+END_TEST
+
 static const struct cpu_kernels *const variants[] = {
 #if defined(__x86_64__)
     &cpu_kernels_avx512,
@@ -210,6 +220,7 @@ int main(void)
     TCase *t = tcase_create("kv");
     tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, sections_lie_where_the_text_says, 0, (int)ARRAY_LEN(layouts));
+    tcase_add_test(t, blocks_have_two_kib_and_sixteen_cells);
     tcase_add_loop_test(t, groups_are_rounded_and_nothing_else_is_touched, 0,
                         (int)(ARRAY_LEN(variants) * ARRAY_LEN(formats)));
     tcase_add_loop_test(t, copies_of_some_cells_are_those_cells, 0, (int)ARRAY_LEN(formats));
