@@ -156,8 +156,10 @@ def cached(answer):
 
 
 @pytest.mark.demo_model
-def test_second_turn_finds_the_first(demo_model):
+@pytest.mark.parametrize("kv", ["f16", "int8"])
+def test_second_turn_finds_the_first(demo_model, kv):
     settings = {"model.context": 2048, "pool.cells": 4096, "worker.trace": True, "worker.threads": 2}
+    settings["pool.kv"] = kv
     question = [{"role": "user", "content": "Name the capital of France."}]
     fields = {"max_tokens": 40, "temperature": 0}
     with Cistern(demo_model, settings=settings).start() as c:
