@@ -45,12 +45,15 @@ unpack() {
 for tool in cmake ninja g++ python3; do
     command -v "$tool" >/dev/null || die "$tool is missing: apt-get install cmake ninja-build g++ python3-pip"
 done
+# Its AMX kernels end with an illegal instruction on virtual machines whose processor names AMX.
+flags=
+[ "$(uname -m)" = x86_64 ] && flags='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'
 fetch
 unpack
 cmake -S "$peer/source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
     -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
-    -DLLAMA_BUILD_NUMBER=11434 >"$peer/cmake.log" || die "cmake failed: $peer/cmake.log"
+    -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" -DLLAMA_BUILD_NUMBER=11434 >"$peer/cmake.log" || die "cmake failed: $peer/cmake.log"
 ninja -C "$build" -j "${PEER_JOBS:-$(nproc)}" llama-bench llama-batched-bench llama-server \
     >"$peer/ninja.log" || die "the build failed: $peer/ninja.log"
 echo "$build/bin"

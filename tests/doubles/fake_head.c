@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A worker without a model, for loads on the gateway that no model could make: it attaches to poold
- * as a pipeline of one stage, takes requests as a head does, and sends each one a token a tick,
- * always the same ones. It opens no conversation, so the pool stays empty. Not for tests of
- * answers.
+ * as a pipeline of one stage, takes requests as a head does, and sends each one tokens at a fixed
+ * rate, one a message, spread over time. It opens no conversation, so the pool stays empty. Not for
+ * tests of answers.
+ *
+ * A token's id tells when it was sent: CLOCK_MONOTONIC in steps of STEP_US, modulo the number of
+ * the vocabulary's words (tokens of ASCII letters alone, in the order of their ids).
+ * tests/bench/streams reads it.
  */
 #include <errno.h>
 #include <signal.h>
@@ -20,8 +24,8 @@ enum {
     LANES = 64,
     CONTEXT = 4096,
     REQUESTS_MAX = 65536,
-    FIRST_TOKEN = 300, /* plain text in every byte-level vocabulary */
-    TOKENS = 64,
+    STEP_US = 32,
+    PHASES = 32, /* ticks a token: not all requests get theirs in the same one */
     BLOCK_CELLS = 16,
     HEAD_DIM = 64,
 };
@@ -40,8 +44,10 @@ struct fake {
     char endpoint[128], fingerprint[65];
     uint32_t life;
     bool attached;
-    struct fake_request *at; /* in order of arrival; the first LANES run */
-    size_t n;
+    struct fake_request *at; /* in order of arrival; the first n_running run */
+    size_t n, n_running;
+    uint32_t *words; /* ids; see above */
+    uint32_t n_words, phase;
 };
 
 static void to_poold(struct fake *f, Cistern__Envelope *m)
@@ -158,7 +164,7 @@ static void start(struct fake *f, struct fake_request *r)
 
 static void send_token(struct fake *f, struct fake_request *r)
 {
-    uint32_t id = FIRST_TOKEN + r->n_generated % TOKENS;
+    uint32_t id = f->words[now_us() / STEP_US % f->n_words];
     Cistern__Tokens tokens = CISTERN__TOKENS__INIT;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     tokens.request = r->id;
@@ -174,8 +180,13 @@ static void send_token(struct fake *f, struct fake_request *r)
 static void on_tick(void *arg)
 {
     struct fake *f = arg;
-    for (size_t i = 0; i < f->n && i < LANES;) {
+    f->phase = (f->phase + 1) % PHASES;
+    for (size_t i = 0; i < f->n && i < f->n_running;) {
         struct fake_request *r = &f->at[i];
+        if (r->id % PHASES != f->phase) {
+            i++;
+            continue;
+        }
         if (!r->started) start(f, r);
         send_token(f, r);
         if (r->n_generated >= r->max_tokens)
@@ -220,6 +231,26 @@ static void on_signal(void *arg, int signal)
     loop_stop(((struct fake *)arg)->loop, 0);
 }
 
+static bool is_word(struct gguf_str s)
+{
+    for (size_t i = 0; i < s.bytes; i++)
+        if (!(s.at[i] >= 'a' && s.at[i] <= 'z') && !(s.at[i] >= 'A' && s.at[i] <= 'Z'))
+            return false;
+    return s.bytes > 0;
+}
+
+static int read_words(struct fake *f, const struct gguf *g, struct why *why)
+{
+    struct gguf_array tokens;
+    int r = gguf_array(g, "tokenizer.ggml.tokens", GGUF_STRING, &tokens);
+    if (r < 0) return why_set(why, r, "%s has no vocabulary", gguf_path(g));
+    f->words = xcalloc(tokens.n, sizeof(*f->words));
+    for (uint32_t i = 0; i < tokens.n; i++)
+        if (is_word(gguf_array_str(&tokens, i))) f->words[f->n_words++] = i;
+    if (f->n_words > 0) return 0;
+    return why_set(why, -EINVAL, "%s has no words", gguf_path(g));
+}
+
 static int set_up(struct fake *f, const struct config *c, uint32_t rate, struct why *why)
 {
     static const int signals[] = {SIGTERM, SIGINT};
@@ -227,6 +258,7 @@ static int set_up(struct fake *f, const struct config *c, uint32_t rate, struct 
     CLEANUP(gguf_freep) struct gguf *g = NULL;
     int r = gguf_open(c->model.path, why, &g);
     if (r == 0) r = gguf_fingerprint(g, f->fingerprint);
+    if (r == 0) r = read_words(f, g, why);
     if (r < 0) return r;
     (void)snprintf(f->endpoint, sizeof(f->endpoint), "ipc://%s/head-fake", c->run.dir);
     f->at = xcalloc(REQUESTS_MAX, sizeof(*f->at));
@@ -237,7 +269,8 @@ static int set_up(struct fake *f, const struct config *c, uint32_t rate, struct 
     if (r == 0) r = msg_server_new(f->loop, f->endpoint, self, on_gateway, f, why, &f->server);
     if (r < 0) return r;
     (void)loop_set_timer(f->beat, BEAT_US, BEAT_US);
-    (void)loop_set_timer(f->tick, 1000000 / rate, 1000000 / rate);
+    uint64_t tick_us = max_u64(1000000 / ((uint64_t)rate * PHASES), 1);
+    (void)loop_set_timer(f->tick, tick_us, tick_us);
     struct pool_client_events events = {.connected = attach,
                                         .lost = on_lost,
                                         .message = on_pool_message,
@@ -249,16 +282,18 @@ static int set_up(struct fake *f, const struct config *c, uint32_t rate, struct 
 
 int main(int argc, char **argv)
 {
-    uint32_t rate = 100;
+    uint32_t rate = 100, running = LANES;
     struct fake f = {.life = 0};
     struct why why = {.text = ""};
     CLEANUP(config_freep) struct config *config = NULL;
     const struct config_option options[] = {
-        {"rate", &rate, 100000, "tokens a second of each of the 64 lanes (100)"},
+        {"rate",    &rate,    100000,       "tokens a second of each request that runs (100)"},
+        {"running", &running, REQUESTS_MAX, "requests that run at a time (64)"               },
     };
-    int r = config_from_args(argc, argv, "fake_head", "a worker without a model", options, 1, &why,
+    int r = config_from_args(argc, argv, "fake_head", "a worker without a model", options, 2, &why,
                              &config);
     if (r == 1) return 0;
+    f.n_running = running;
     if (r == 0) r = set_up(&f, config, max_u32(rate, 1), &why);
     if (r == 0) r = loop_run(f.loop);
     if (r < 0) log_error("%s", why.text);
@@ -266,5 +301,6 @@ int main(int argc, char **argv)
     msg_server_free(f.server);
     loop_free(f.loop);
     free(f.at);
+    free(f.words);
     return r < 0;
 }
