@@ -72,6 +72,12 @@ static void put_tokens(const struct metrics *m, struct bytebuf *out)
                  "cistern_tokens_total{kind=\"generated\"} %llu\n",
                  (unsigned long long)m->prompt_tokens, (unsigned long long)m->cached_tokens,
                  (unsigned long long)m->generated_tokens);
+    bytebuf_addf(out,
+                 "# HELP cistern_prompts_tokenised_total Requests whose prompt was tokenised; one "
+                 "that the queue has no place for never is.\n"
+                 "# TYPE cistern_prompts_tokenised_total counter\n"
+                 "cistern_prompts_tokenised_total %llu\n",
+                 (unsigned long long)m->prompts_read);
 }
 
 static void put_histogram(const struct histogram *h, const uint64_t *bounds, const char *name,

@@ -24,6 +24,7 @@ struct histogram {
 struct metrics {
     uint64_t requests[METRICS_ROUTES_MAX][METRICS_STATUSES];
     uint64_t prompt_tokens, cached_tokens, generated_tokens;
+    uint64_t prompts_read; /* bodies whose prompt was made and tokenised, whatever came of it */
     struct histogram first_token, between_tokens;
 };
 

@@ -83,7 +83,7 @@ static int send_generate(struct request *r, struct pipeline *p)
     g.attempt = r->attempt;
     g.prompt = words(r->prompt, r->ask.n_prompt);
     g.generated = words(r->generated, r->n_generated);
-    g.max_tokens = r->ask.max_tokens;
+    g.max_tokens = r->ask.open_end ? 0 : r->ask.max_tokens;
     g.temperature = r->ask.temperature;
     g.top_p = r->ask.top_p;
     g.min_p = r->ask.min_p;

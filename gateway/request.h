@@ -51,6 +51,7 @@ struct request_ask {
     const uint32_t *prompt; /* copied */
     uint32_t n_prompt;
     uint32_t max_tokens; /* at least 1 */
+    bool open_end;       /* nobody asked for so many: it is what the context leaves */
     uint32_t top_k;
     float temperature, top_p, min_p;
     uint64_t seed;

@@ -304,13 +304,18 @@ void random_id(const char *prefix, char ret[64])
                    (unsigned long long)random_u64() >> 32);
 }
 
+/* 0: as many as there is room for. */
+static uint32_t wanted_tokens(const struct generation *g)
+{
+    if (g->ask.no_answer) return 1; /* which on_tokens drops */
+    uint32_t preset = g->gateway->config->gateway.default_tokens;
+    return g->ask.max_tokens ? g->ask.max_tokens : preset;
+}
+
 static uint32_t answer_tokens(const struct choice *c)
 {
-    const struct generation *g = c->of;
-    uint32_t room = gateway_context(g->gateway) - (uint32_t)c->prompt->ids.n;
-    uint32_t preset = g->gateway->config->gateway.default_tokens;
-    if (g->ask.no_answer) return 1; /* which on_tokens drops */
-    uint32_t want = g->ask.max_tokens ? g->ask.max_tokens : preset;
+    uint32_t room = gateway_context(c->of->gateway) - (uint32_t)c->prompt->ids.n;
+    uint32_t want = wanted_tokens(c->of);
     return want ? min_u32(want, room) : room;
 }
 
@@ -323,6 +328,7 @@ static void submit(struct choice *c)
         .prompt = c->prompt->ids.ids,
         .n_prompt = (uint32_t)c->prompt->ids.n,
         .max_tokens = answer_tokens(c),
+        .open_end = wanted_tokens(g) == 0, /* with admission = full it reserves what is usual */
         .top_k = g->ask.top_k,
         .temperature = g->ask.temperature,
         .top_p = g->ask.top_p,
@@ -487,7 +493,10 @@ void generation_serve(struct gateway *g, struct exchange *x, const struct shape 
     int r = admits(g, x, &fault);
     if (r == 0) r = ask_parse(shape->api, body, bytes, &fault, &asked.ask);
     if (r == 0) r = generation_model(g, &asked.ask, &fault);
-    if (r == 0) r = read_prompts(g, shape, &asked, &fault);
+    if (r == 0) {
+        g->metrics.prompts_read++;
+        r = read_prompts(g, shape, &asked, &fault);
+    }
     if (r < 0)
         reply_fault(x, &fault);
     else
