@@ -176,7 +176,7 @@ static bool takes_over(const struct pool *p, const struct match *m)
 
 static bool find_op(const struct pool *p, struct op_id op, uint32_t *ret_row)
 {
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; row < p->seg->n_used; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
         if (b->state != POOL_ACTIVE || !made_by(b, op)) continue;
         *ret_row = row;
@@ -354,7 +354,7 @@ static void fold(struct pool *p, uint32_t row)
 uint32_t pool_drain(struct pool *p)
 {
     uint32_t n = 0;
-    for (uint32_t row = 0; p->n_closing && row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; p->n_closing && row < p->seg->n_used; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
         if (b->state != POOL_CLOSING || b->holder) continue;
         if (!pool_drained(p, b->pipeline, b->last_window)) continue;
@@ -375,7 +375,7 @@ static bool spared(const struct pool_orphans *o, uint32_t row, const struct pool
 
 void pool_close_orphans(struct pool *p, const struct pool_orphans *o)
 {
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; row < p->seg->n_used; row++) {
         struct pool_body b = *segment_body(p->seg, row);
         if (b.state != POOL_ACTIVE || b.pipeline != o->pipeline || spared(o, row, &b)) continue;
         b.state = POOL_CLOSING;
@@ -389,7 +389,7 @@ void pool_close_orphans(struct pool *p, const struct pool_orphans *o)
 
 void pool_give_up_waiting(struct pool *p, uint64_t gateway, uint64_t before_us)
 {
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; row < p->seg->n_used; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
         bool gone = gateway ? b->gateway == gateway : p->seg->rows[row].last_use < before_us;
         if (b->state == POOL_WAITING && gone)

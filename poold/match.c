@@ -65,7 +65,7 @@ struct match match_best(const struct pool *p, const struct pool_open *ask, bool 
     struct match best = {.row = UINT32_MAX};
     uint64_t best_use = 0;
     if (ask->n_tokens < 2 || ask->fresh) return best;
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; row < p->seg->n_used; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
         if (!offers(b, ask, closing)) continue;
         uint32_t valid = row_cells(p, row, b);

@@ -33,7 +33,7 @@ struct pending {
     bool tried, blocked;    /* blocked: it waits for room, nobody younger takes any */
     bool admitted;          /* open: of an earlier attempt; it is never refused for room */
     struct pool_open open;
-    uint32_t *tokens; /* open's */
+    uint32_t *tokens; /* open's, once it has to wait: until then they are the message's */
     struct row_seen seen;
     uint32_t cells;       /* grow, truncate: to; close: keep */
     uint64_t last_window; /* truncate, close */
@@ -56,14 +56,11 @@ static int open_from(const Cistern__Open *o, const struct worker_facts *f, struc
     if (o->pipeline != f->pipeline || o->lane >= f->max_lanes || n == 0 ||
         o->tokens.len % sizeof(uint32_t) || n > f->geometry.context_tokens)
         return -EPROTO;
-    ret->tokens = reallocarray(NULL, n, sizeof(uint32_t)); /* zeroing a long one costs as much */
-    if (!ret->tokens) abort();
-    memcpy(ret->tokens, o->tokens.data, n * sizeof(uint32_t));
     ret->open = (struct pool_open){
         .op = ret->id,
         .pipeline = o->pipeline,
         .lane = o->lane,
-        .tokens = ret->tokens,
+        .tokens = (const uint32_t *)o->tokens.data, /* allocated by itself, so aligned */
         .n_tokens = (uint32_t)n,
         .max_cells = o->max_cells,
         .salt = o->salt,
@@ -76,6 +73,18 @@ static int open_from(const Cistern__Open *o, const struct worker_facts *f, struc
     ret->arrival = o->arrival;
     ret->admitted = o->arrival != 0;
     return 0;
+}
+
+/* It outlives its message. A long prompt is not copied before it has to wait: that costs as much as
+ * finding its place. */
+static void op_keep(struct pending *op)
+{
+    size_t n = op->open.n_tokens;
+    if (op->kind != OP_OPEN || op->tokens) return;
+    op->tokens = reallocarray(NULL, n, sizeof(uint32_t));
+    if (!op->tokens) abort();
+    memcpy(op->tokens, op->open.tokens, n * sizeof(uint32_t));
+    op->open.tokens = op->tokens;
 }
 
 static int op_from(const Cistern__Envelope *m, const struct worker_facts *f, struct pending *ret)
@@ -375,8 +384,11 @@ void operation(struct daemon *d, struct process *who, const Cistern__Envelope *m
         return;
     }
     set_age(d, op);
+    struct op_id id = op->id;
     queue(d, TAKE(op));
     operations_retry(d);
+    struct pending *waits = *find_pending(d, id, &n);
+    if (waits) op_keep(waits);
 }
 
 void operations_forget(struct daemon *d, uint64_t incarnation)

@@ -44,34 +44,48 @@ static uint32_t token_at(const struct pool *p, uint32_t row, uint32_t pos)
     return p->cells[chunk * c + pos % c] & ~POOL_TOKEN_GENERATED;
 }
 
+/* A row as it is sorted. key: its first two tokens, so that most need no look at the cells. */
+struct words {
+    uint64_t salt, key;
+    uint32_t row, length;
+};
+
+static struct words words_of(const struct pool *p, uint32_t row)
+{
+    struct words w = {segment_body(p->seg, row)->salt, 0, row, row_length(p, row)};
+    if (w.length > 0) w.key = (uint64_t)token_at(p, row, 0) << 32;
+    if (w.length > 1) w.key |= token_at(p, row, 1);
+    return w;
+}
+
 /* By salt, then as words in a dictionary: a beginning comes right before one that goes on with it.
  * Of equal ones the lower row comes first, and gives back. */
 static int by_tokens(const void *x, const void *y, void *arg)
 {
     const struct pool *p = arg;
-    uint32_t a = *(const uint32_t *)x, b = *(const uint32_t *)y;
-    uint64_t sa = segment_body(p->seg, a)->salt, sb = segment_body(p->seg, b)->salt;
-    if (sa != sb) return sa < sb ? -1 : 1;
-    uint32_t na = row_length(p, a), nb = row_length(p, b), n = min_u32(na, nb);
-    uint32_t same = common(p, a, b, n);
-    if (same < n) return token_at(p, a, same) < token_at(p, b, same) ? -1 : 1;
-    if (na != nb) return na < nb ? -1 : 1;
-    return a < b ? -1 : 1;
+    const struct words *a = x, *b = y;
+    if (a->salt != b->salt) return a->salt < b->salt ? -1 : 1;
+    if (a->key != b->key) return a->key < b->key ? -1 : 1;
+    uint32_t n = min_u32(a->length, b->length);
+    uint32_t same = common(p, a->row, b->row, n);
+    if (same < n) return token_at(p, a->row, same) < token_at(p, b->row, same) ? -1 : 1;
+    if (a->length != b->length) return a->length < b->length ? -1 : 1;
+    return a->row < b->row ? -1 : 1;
 }
 
 /* Marks the rows whose tokens are all the beginning of another row's. */
 static void mark_beginnings(struct pool *p, bool *ret_beginning)
 {
-    uint32_t n_rows = p->seg->h->n_rows, n = 0;
-    CLEANUP(freep) uint32_t *rows = xcalloc(n_rows, sizeof(*rows));
-    for (uint32_t row = 0; row < n_rows; row++)
+    uint32_t n = 0;
+    CLEANUP(freep) struct words *w = xcalloc(p->seg->n_used, sizeof(*w));
+    for (uint32_t row = 0; row < p->seg->n_used; row++)
         if (segment_body(p->seg, row)->state != POOL_FREE && !segment_body(p->seg, row)->holder)
-            rows[n++] = row;
-    qsort_r(rows, n, sizeof(*rows), by_tokens, p);
+            w[n++] = words_of(p, row);
+    qsort_r(w, n, sizeof(*w), by_tokens, p);
     for (uint32_t i = 0; i + 1 < n; i++) {
-        uint32_t a = rows[i], b = rows[i + 1], length = row_length(p, a);
-        if (segment_body(p->seg, a)->salt != segment_body(p->seg, b)->salt) continue;
-        ret_beginning[a] = row_length(p, b) >= length && common(p, a, b, length) == length;
+        const struct words *a = &w[i], *b = &w[i + 1];
+        if (a->salt != b->salt || b->length < a->length) continue;
+        ret_beginning[a->row] = common(p, a->row, b->row, a->length) == a->length;
     }
 }
 
@@ -91,7 +105,7 @@ static uint32_t candidates(struct pool *p, uint32_t spare, uint64_t arrival, str
     uint32_t n = 0, block = p->seg->h->geometry.block_cells;
     CLEANUP(freep) bool *beginning = xcalloc(p->seg->h->n_rows, sizeof(*beginning));
     mark_beginnings(p, beginning);
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; row < p->seg->n_used; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
         if (row == spare) continue;
         if (b->state == POOL_IDLE) {
@@ -130,7 +144,7 @@ static uint32_t gain(struct pool *p, uint32_t row, uint32_t *keep, uint32_t want
 static uint32_t closing_chunks(const struct pool *p)
 {
     uint32_t n = 0;
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; row < p->seg->n_used; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
         if (b->state == POOL_CLOSING && !b->holder) n += b->n_entries;
     }
@@ -170,7 +184,8 @@ static bool is_free_or_idle(const struct pool *p, uint32_t row, uint32_t spare)
 
 int plan_has_row(const struct pool *p, uint32_t spare, bool may_wait)
 {
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++)
+    if (p->seg->n_used < p->seg->h->n_rows) return 0;
+    for (uint32_t row = 0; row < p->seg->n_used; row++)
         if (is_free_or_idle(p, row, spare)) return 0;
     return may_wait && p->n_closing ? -EAGAIN : -ENOSPC;
 }
@@ -178,8 +193,9 @@ int plan_has_row(const struct pool *p, uint32_t spare, bool may_wait)
 uint32_t plan_row(struct pool *p, uint32_t spare)
 {
     struct pool_header *h = p->seg->h;
-    for (uint32_t row = 0; row < h->n_rows; row++)
+    for (uint32_t row = 0; row < p->seg->n_used; row++)
         if (segment_body(p->seg, row)->state == POOL_FREE) return row;
+    if (p->seg->n_used < h->n_rows) return p->seg->n_used;
     CLEANUP(freep) struct candidate *c = xcalloc(h->n_rows, sizeof(*c));
     uint32_t n = candidates(p, spare, UINT64_MAX, c); /* idle ones only: nobody is younger */
     assert(n > 0);

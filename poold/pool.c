@@ -117,7 +117,7 @@ uint64_t pool_next_arrival(struct pool *p) { return p->next_arrival++; }
 uint32_t pool_youngest(const struct pool *p, uint64_t arrival)
 {
     uint32_t best = UINT32_MAX;
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; row < p->seg->n_used; row++) {
         const struct pool_body *b = segment_body(p->seg, row);
         if (b->state != POOL_ACTIVE || b->arrival <= arrival) continue;
         arrival = b->arrival;

@@ -25,7 +25,7 @@ static bool lives_on(const struct pool *p, uint32_t row, uint32_t first)
 int range_resident(const struct pool *p, uint32_t first, uint32_t *ret_row)
 {
     uint32_t found = UINT32_MAX;
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++) {
+    for (uint32_t row = 0; row < p->seg->n_used; row++) {
         if (!lives_on(p, row, first)) continue;
         uint32_t state = segment_body(p->seg, row)->state;
         if (state != POOL_IDLE && state != POOL_WAITING) return -EAGAIN;

@@ -129,6 +129,12 @@ static int check(const struct segment *s, const char *path, struct why *why)
     return 0;
 }
 
+static void trim_used(struct segment *s)
+{
+    while (s->n_used && segment_body(s, s->n_used - 1)->state == POOL_FREE)
+        s->n_used--;
+}
+
 int segment_open(const char *dir, struct why *why, struct segment **ret)
 {
     CLEANUP(segment_freep) struct segment *s = xnew(struct segment);
@@ -148,6 +154,8 @@ int segment_open(const char *dir, struct why *why, struct segment **ret)
     segment_point(s);
     for (uint32_t row = 0; row < s->h->n_rows; row++)
         segment_trim_table(s, row);
+    s->n_used = s->h->n_rows;
+    trim_used(s);
     *ret = TAKE(s);
     return 0;
 }
@@ -178,6 +186,8 @@ void segment_commit(struct segment *s, uint32_t row, const struct pool_body *bod
     shm_store_u64(&r->version, next);
     DEATH_POINT("row-committed");
     s->commits++;
+    s->n_used = max_u32(s->n_used, row + 1);
+    trim_used(s);
 }
 
 /* Death before it: one event was not counted. */

@@ -19,6 +19,7 @@ struct segment {
     uint64_t *tables;
     struct pool_chunk *chunks;
     uint64_t commits; /* of this process: tells whether anything changed */
+    uint32_t n_used;  /* rows at and past it are free: who looks for one that is not stops here */
 };
 
 struct segment_want {

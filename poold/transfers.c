@@ -157,6 +157,6 @@ int transfer_end(struct pool *p, uint32_t row, uint64_t generation, uint64_t hol
 
 void transfers_forget(struct pool *p, uint64_t holder)
 {
-    for (uint32_t row = 0; row < p->seg->h->n_rows; row++)
+    for (uint32_t row = 0; row < p->seg->n_used; row++)
         if (segment_body(p->seg, row)->holder == holder) pool_cut(p, row, 0, POOL_IDLE, NULL);
 }

@@ -3,11 +3,13 @@
  * poold's speed as its clients see it, as CSV: round trips of open, grow and close with one
  * operation on its way and with sixteen (two of each of eight heads); opens while 4,096 cached
  * conversations fill all rows, so that each one plans; bind of a long conversation; and the time
- * from exec to READY with 4,096 rows over 1,000,000 cells. poold_us is the mean from receipt to
- * answer by poold's own counters, the others are round trips.
+ * from exec to READY with 4,096 rows over 1,000,000 cells. poold_us and, of one at a time,
+ * poold_p50_us are the mean and the median from receipt to answer by poold's own counters, the
+ * others are round trips.
  *
  * usage: pool_bench POOLD
  */
+#include <sched.h>
 #include <string.h>
 
 #include "tests/pool/head.h"
@@ -20,6 +22,8 @@ enum {
     HEADS = 8,
     LONG = 150000,
     TURNS = 2000,
+    BINDS = 500,
+    RESTARTS = 11,
     SAMPLES_MAX = 16384,
 };
 
@@ -40,9 +44,10 @@ struct bench {
     uint32_t n_clients;
     uint32_t next_token;
     uint32_t *tokens;
-    uint64_t sample[SAMPLES_MAX];
+    uint64_t sample[SAMPLES_MAX], poold[SAMPLES_MAX]; /* poold: with one client only */
     uint32_t n_samples;
     uint64_t latency_us, latencies; /* poold's, when the samples began */
+    uint64_t before_us, before;     /* and when the last operation was sent */
 };
 
 /* ---- the heads ---- */
@@ -133,8 +138,19 @@ static void end(struct bench *b)
 
 /* ---- operations ---- */
 
+static uint64_t latencies(const struct pool_counters *c)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i < POOL_LATENCIES; i++)
+        n += c->latency[i];
+    return n;
+}
+
 static void send(struct client *c, Cistern__Envelope *m)
 {
+    struct bench *b = c->head->arg;
+    b->before_us = c->head->control->counters.latency_us;
+    b->before = latencies(&c->head->control->counters);
     struct pool_client *to = c->head->stage[0].client;
     m->number = c->number = pool_client_number(to);
     c->answered = false;
@@ -200,8 +216,6 @@ static void fresh_prompt(struct bench *b, uint32_t n)
         b->tokens[i] = b->next_token++ & ~POOL_TOKEN_GENERATED;
 }
 
-static void await(struct bench *b) { world_run(&b->world, all_answered, b); }
-
 /* ---- figures ---- */
 
 static int by_size(const void *a, const void *b)
@@ -210,12 +224,15 @@ static int by_size(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static uint64_t latencies(const struct pool_counters *c)
+/* poold counts an operation when its answer is out: the last one's count is waited for. */
+static void await(struct bench *b)
 {
-    uint64_t n = 0;
-    for (size_t i = 0; i < POOL_LATENCIES; i++)
-        n += c->latency[i];
-    return n;
+    const struct pool_counters *c = &b->head[0].control->counters;
+    world_run(&b->world, all_answered, b);
+    if (b->n_clients > 1) return;
+    while (latencies(c) == b->before)
+        (void)sched_yield();
+    if (b->n_samples) b->poold[b->n_samples - 1] = c->latency_us - b->before_us;
 }
 
 static void start_samples(struct bench *b)
@@ -226,20 +243,30 @@ static void start_samples(struct bench *b)
     b->latencies = latencies(c);
 }
 
-static void print(const char *what, uint32_t n_clients, uint64_t *sample, uint32_t n, double poold)
+struct figures {
+    uint64_t sample[SAMPLES_MAX], poold[SAMPLES_MAX];
+    uint32_t n;
+    double poold_mean;
+};
+
+static void print(const char *what, uint32_t n_clients, struct figures *f)
 {
-    qsort(sample, n, sizeof(*sample), by_size);
-    (void)printf("%s,%u,%u,%llu,%llu,%.1f\n", what, n_clients, n, (unsigned long long)sample[n / 2],
-                 (unsigned long long)sample[(uint64_t)n * 99 / 100], poold);
+    char median[24] = "";
+    qsort(f->sample, f->n, sizeof(*f->sample), by_size);
+    qsort(f->poold, f->n, sizeof(*f->poold), by_size);
+    if (n_clients == 1)
+        (void)snprintf(median, sizeof(median), "%llu", (unsigned long long)f->poold[f->n / 2]);
+    (void)printf("%s,%u,%u,%llu,%llu,%.1f,%s\n", what, n_clients, f->n,
+                 (unsigned long long)f->sample[f->n / 2],
+                 (unsigned long long)f->sample[(uint64_t)f->n * 99 / 100], f->poold_mean, median);
     (void)fflush(stdout);
 }
 
-static void print_samples(struct bench *b, const char *what)
+static void keep(struct figures *f, const struct bench *b)
 {
-    const struct pool_counters *c = &b->head[0].control->counters;
-    uint64_t n = latencies(c) - b->latencies;
-    double poold = n ? (double)(c->latency_us - b->latency_us) / (double)n : 0;
-    print(what, b->n_clients, b->sample, b->n_samples, poold);
+    memcpy(f->sample + f->n, b->sample, b->n_samples * sizeof(f->sample[0]));
+    memcpy(f->poold + f->n, b->poold, b->n_samples * sizeof(f->poold[0]));
+    f->n += b->n_samples;
 }
 
 /* ---- what is measured ---- */
@@ -249,8 +276,9 @@ enum step { OPEN, GROW, CLOSE };
 /* Whole lives of short conversations, nothing of which is kept; the time of one kind of step. */
 static void turns(struct bench *b, enum step measured, const char *name)
 {
-    uint64_t kept[SAMPLES_MAX], latency = 0, n_latencies = 0;
-    uint32_t n_kept = 0;
+    static struct figures f;
+    uint64_t latency = 0, n_latencies = 0;
+    f.n = 0;
     for (uint32_t i = 0; i < TURNS / b->n_clients; i++)
         for (enum step s = OPEN; s <= CLOSE; s++) {
             start_samples(b);
@@ -263,13 +291,12 @@ static void turns(struct bench *b, enum step measured, const char *name)
             }
             await(b);
             if (s != measured) continue;
-            memcpy(kept + n_kept, b->sample, b->n_samples * sizeof(kept[0]));
-            n_kept += b->n_samples;
+            keep(&f, b);
             latency += b->head[0].control->counters.latency_us - b->latency_us;
             n_latencies += latencies(&b->head[0].control->counters) - b->latencies;
         }
-    print(name, b->n_clients, kept, n_kept,
-          n_latencies ? (double)latency / (double)n_latencies : 0);
+    f.poold_mean = n_latencies ? (double)latency / (double)n_latencies : 0;
+    print(name, b->n_clients, &f);
 }
 
 static void open_and_cache(struct bench *b, uint32_t n)
@@ -283,23 +310,32 @@ static void open_and_cache(struct bench *b, uint32_t n)
     await(b);
 }
 
+static double mean(const uint64_t *sample, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += (double)sample[i];
+    return sum / n;
+}
+
 /* All rows hold a cached conversation: an open looks through all of them, and one gives its row. */
 static void full(struct bench *b)
 {
+    static struct figures f;
     for (uint32_t i = 0; i < CONVERSATIONS; i++)
         open_and_cache(b, 200);
-    start_samples(b);
     for (uint32_t i = 0; i < 300; i++) {
+        start_samples(b);
         fresh_prompt(b, 200);
         send_open(&b->client[0], b->tokens, 200);
         await(b);
+        keep(&f, b);
         compute(&b->client[0], b->tokens, 0, 200);
-        uint32_t n = b->n_samples;
         send_close(&b->client[0], UINT32_MAX);
         await(b);
-        b->n_samples = n;
     }
-    print_samples(b, "open with 4096 cached");
+    f.poold_mean = mean(f.poold, f.n);
+    print("open with 4096 cached", 1, &f);
 }
 
 static bool is_back(void *arg)
@@ -316,44 +352,43 @@ static bool is_down(void *arg)
 
 static void recovery(struct bench *b)
 {
-    uint64_t sample[11];
-    for (size_t i = 0; i < ARRAY_LEN(sample); i++) {
+    static struct figures f;
+    for (f.n = 0; f.n < RESTARTS; f.n++) {
         world_kill(&b->world);
         world_run(&b->world, is_down, b);
         world_run(&b->world, is_back, b);
-        sample[i] = b->world.ready_us - b->world.exec_us;
+        f.sample[f.n] = b->world.ready_us - b->world.exec_us;
     }
-    print("exec to READY", 0, sample, ARRAY_LEN(sample), 0);
+    print("exec to READY", 0, &f);
 }
 
 /* A long conversation goes on, turn after turn. */
 static void bind_long(struct bench *b)
 {
     struct client *c = &b->client[0];
-    static uint64_t kept[500];
-    uint64_t latency = 0;
+    static struct figures f;
     open_and_cache(b, LONG);
-    for (size_t i = 0; i < ARRAY_LEN(kept); i++) {
-        uint32_t n = LONG + (uint32_t)i + 1;
+    for (uint32_t i = 0; i < BINDS; i++) {
+        uint32_t n = LONG + i + 1;
         b->tokens[n - 1] = b->next_token++;
         start_samples(b);
         send_open(c, b->tokens, n);
         await(b);
         require(c->answer.base == n - 1, "%u cells of %u are cached", c->answer.base, n);
-        kept[i] = b->sample[0];
-        latency += b->head[0].control->counters.latency_us - b->latency_us;
+        keep(&f, b);
         compute(c, b->tokens, n - 1, n);
         send_close(c, UINT32_MAX);
         await(b);
     }
-    print("bind of 150000", 1, kept, ARRAY_LEN(kept), (double)latency / ARRAY_LEN(kept));
+    f.poold_mean = mean(f.poold, f.n);
+    print("bind of 150000", 1, &f);
 }
 
 int main(int argc, char **argv)
 {
     static struct bench b;
     if (argc != 2) return 2;
-    (void)printf("what,clients,n,p50_us,p99_us,poold_us\n");
+    (void)printf("what,clients,n,p50_us,p99_us,poold_us,poold_p50_us\n");
     for (uint32_t many = 0; many < 2; many++) {
         begin(&b, argv[1], many ? HEADS : 1, many ? 2 * HEADS : 1);
         turns(&b, OPEN, "open");
