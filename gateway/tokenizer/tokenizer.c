@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "gateway/tokenizer/bpe.h"
+#include "gateway/tokenizer/memo.h"
 #include "gateway/tokenizer/special.h"
 #include "gateway/tokenizer/split.h"
 #include "gateway/tokenizer/utf8.h"
@@ -21,6 +22,7 @@ enum {
     /* Bytes of one text: the longest context of any published model (10 million tokens) at 6 bytes
      * a token. Merging takes up to 72 bytes of memory for each, if the text is one piece. */
     TEXT_BYTES_MAX = 64 << 20,
+    MEMO_FROM_BYTES = 4096, /* of a text: below, making the memo costs as much as it saves */
 };
 
 struct tokenizer {
@@ -150,6 +152,7 @@ void tokenizer_free(struct tokenizer *t)
 struct encoding {
     const struct tokenizer *t;
     struct bpe bpe;
+    struct memo memo;
     uint32_t *ids;
     size_t room, max;
     size_t n; /* found; those beyond max are only counted */
@@ -159,6 +162,7 @@ struct encoding {
 static void encoding_fini(struct encoding *e)
 {
     bpe_fini(&e->bpe);
+    free(e->memo.pieces);
     free(e->ids);
 }
 
@@ -195,6 +199,14 @@ static int emit_symbol(struct encoding *e, uint32_t symbol)
     return r;
 }
 
+static int emit_known(struct encoding *e, const struct memo_piece *p)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < p->n_symbols && r == 0; i++)
+        r = emit_symbol(e, p->symbol[i]);
+    return r;
+}
+
 static int encode_piece(void *arg, const uint8_t *at, size_t bytes)
 {
     struct encoding *e = arg;
@@ -203,9 +215,21 @@ static int encode_piece(void *arg, const uint8_t *at, size_t bytes)
         uint32_t whole = vocab_find(v, at, bytes);
         if (whole < v->n_tokens) return emit(e, whole);
     }
+    bool hit = false;
+    struct memo_piece *known = memo_place(&e->memo, at, bytes, &hit);
+    if (hit) return emit_known(e, known);
     int r = bpe_merge(&e->bpe, v, at, bytes);
-    for (uint32_t i = 0; r == 0 && i != NO_SYMBOL; i = e->bpe.parts[i].next)
-        r = emit_symbol(e, e->bpe.parts[i].symbol);
+    uint32_t n = 0;
+    for (uint32_t i = 0; r == 0 && i != NO_SYMBOL; i = e->bpe.parts[i].next) {
+        uint32_t symbol = e->bpe.parts[i].symbol;
+        if (known && n < MEMO_SYMBOLS) known->symbol[n] = symbol;
+        n++;
+        r = emit_symbol(e, symbol);
+    }
+    if (known && r == 0 && n <= MEMO_SYMBOLS) {
+        known->n_symbols = (uint8_t)n;
+        known->n_bytes = (uint8_t)bytes;
+    }
     return r;
 }
 
@@ -314,6 +338,10 @@ int tokenizer_encode(const struct tokenizer *t, const struct tokenizer_span *spa
     if (r == -E2BIG) *ret = (struct tokenizer_ids){0};
     if (r < 0) return r;
     CLEANUP(encoding_fini) struct encoding e = {.t = t, .max = max_tokens};
+    if (joined.bytes >= MEMO_FROM_BYTES) {
+        e.memo.pieces = calloc(MEMO_PIECES, sizeof(*e.memo.pieces));
+        if (!e.memo.pieces) return -ENOMEM;
+    }
     r = encode_joined(&e, &joined);
     if (r == 0) r = put_ends(&e, add);
     if (r < 0) return r;

@@ -191,6 +191,43 @@ static void check_text(const struct tokenizer *t, size_t row, const json_t *text
     check_ids(row, json_string_value(text), &ids, want);
 }
 
+/* Hugging Face's cases one after the other in one text, each cut off by a control token, and the
+ * whole twice: what a long text remembers of its words gives the ids that each case has alone. */
+START_TEST(a_long_text_is_its_parts)
+{
+    static const char border[] = "<|im_end|>";
+    CLEANUP(gguf_freep) struct gguf *g = NULL;
+    CLEANUP(tokenizer_freep) struct tokenizer *t = NULL;
+    static char text[1 << 17];
+    static uint32_t expected[1 << 17];
+    size_t bytes = 0, n = 0, i, k;
+    load_model(&g, &t);
+    CLEANUP(ids_fini) struct tokenizer_ids cut = encode(t, border, sizeof(border) - 1, true);
+    ck_assert_uint_eq(cut.n, 1);
+    json_t *json = read_json("smollm2/tokenizer_cases.json"), *c, *id;
+    for (unsigned time = 0; time < 4; time++)
+        json_array_foreach(json_object_get(json, "cases"), i, c)
+        {
+            const char *part = json_string_value(json_object_get(c, "text"));
+            if (!part || strchr(part, '<') || json_is_null(json_object_get(c, "ids"))) continue;
+            size_t part_bytes = json_string_length(json_object_get(c, "text"));
+            ck_assert_uint_lt(bytes + part_bytes + sizeof(border), sizeof(text));
+            memcpy(text + bytes, part, part_bytes);
+            memcpy(text + bytes + part_bytes, border, sizeof(border) - 1);
+            bytes += part_bytes + sizeof(border) - 1;
+            json_array_foreach(json_object_get(c, "ids"), k, id) expected[n++] =
+                (uint32_t)json_integer_value(id);
+            expected[n++] = cut.ids[0];
+        }
+    json_decref(json);
+    ck_assert_uint_gt(bytes, 8192);
+    CLEANUP(ids_fini) struct tokenizer_ids ids = encode(t, text, bytes, true);
+    ck_assert_uint_eq(ids.n, n);
+    for (i = 0; i < n; i++)
+        ck_assert_msg(ids.ids[i] == expected[i], "token %zu of %zu", i, n);
+}
+END_TEST
+
 START_TEST(whole_prompts)
 {
     CLEANUP(gguf_freep) struct gguf *g = NULL;
@@ -469,6 +506,7 @@ int main(void)
     TCase *tc = tcase_create("tokenizer");
     tcase_set_timeout(tc, 100);
     tcase_add_test(tc, smollm_cases);
+    tcase_add_test(tc, a_long_text_is_its_parts);
     tcase_add_test(tc, whole_prompts);
     tcase_add_test(tc, default_cases);
     tcase_add_loop_test(tc, vocabulary_cases, 0, ARRAY_LEN(vocabs));
