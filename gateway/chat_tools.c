@@ -56,8 +56,8 @@ int tools_check(const json_t *tools, struct fault *fault)
 static json_t *arguments_from(const json_t *arguments)
 {
     if (!json_is_string(arguments)) return json_deep_copy(arguments);
-    json_t *object =
-        json_loadb(json_string_value(arguments), json_string_length(arguments), 0, NULL);
+    json_t *object = json_loadb(json_string_value(arguments), json_string_length(arguments),
+                                JSON_ALLOW_NUL, NULL);
     if (json_is_object(object)) return object;
     json_decref(object);
     return json_stringn(json_string_value(arguments), json_string_length(arguments));

@@ -87,6 +87,8 @@ static int parse_stop(const char *name, const json_t *v, struct fault *fault,
     if (!json_is_string(v)) return field_wrong(fault, name, "a string or an array of strings", v);
     if (json_string_length(v) == 0)
         return fault_set(fault, FAULT_REQUEST, name, "'%s' must not be an empty string.", name);
+    if (strlen(json_string_value(v)) != json_string_length(v))
+        return fault_set(fault, FAULT_REQUEST, name, "'%s' must not hold a NUL.", name);
     if (json_string_length(v) > TEXT_STOP_BYTES_MAX)
         return fault_set(fault, FAULT_REQUEST, name, "'%s' must be at most %d bytes long.", name,
                          TEXT_STOP_BYTES_MAX);
@@ -258,7 +260,7 @@ static int parse_fields(enum api_id api, const json_t *body, struct fault *fault
 int ask_parse(enum api_id api, const char *body, size_t bytes, struct fault *fault, struct ask *ret)
 {
     json_error_t e;
-    struct ask ask = {.body = json_loadb(bytes ? body : "", bytes, 0, &e)};
+    struct ask ask = {.body = json_loadb(bytes ? body : "", bytes, JSON_ALLOW_NUL, &e)};
     if (!ask.body)
         return fault_set(fault, FAULT_REQUEST, NULL,
                          "The body is not valid JSON at byte %d (line %d, column %d): %s.",
