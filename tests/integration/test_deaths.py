@@ -206,7 +206,7 @@ def test_a_stopped_stage_stops_the_tokens(slow_model, alone):
 
 def test_a_stuck_worker_is_made_a_dead_one(slow_model, alone):
     """A worker that stands still past worker.stuck_ms is killed by poold, and missed by health."""
-    with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 1000}).start() as c:
+    with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 3000}).start() as c:
         stuck = c.workers[1]
         stuck.freeze()
         assert stuck.wait() == -9

@@ -83,7 +83,7 @@ def is_the_whole_answer(c, stream, alone, trace):  # noqa: F811
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_stopped_worker_is_dead_before_another_goes_on(slow_model, alone, stage):  # noqa: F811
-    with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 1000}) as c:
+    with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 3000}) as c:
         stream, reader = stands_still(c, stage)
         with second_pipeline(c) as trace:
             reader.join()
@@ -122,7 +122,7 @@ def test_what_a_stopped_worker_holds_is_given_to_nobody(slow_model, alone, stage
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_device_that_hangs_while_its_process_beats(slow_model, alone, stage):  # noqa: F811
     """Nothing is in flight at the other stage: however long it waits, it is not stuck."""
-    with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 1000}) as c:
+    with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 3000}) as c:
         c.start_poold()
         for s in (0, 1):
             c.start_worker(s, wait=False, **({"CISTERN_HANG_AT": WINDOW} if s == stage else {}))
