@@ -137,6 +137,7 @@ static void on_signal(void *arg, int signal)
     d->end_us = now_us() + END_US;
     http_stop_listening(d->g.http);
     requests_end_all(d->g.requests, FAULT_DRAINING, "The server is going down.");
+    tools_end_all(d->g.tools);
     (void)loop_set_timer(d->end, END_LOOK_US, END_LOOK_US);
 }
 

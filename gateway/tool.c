@@ -79,6 +79,12 @@ static void tool_free(struct tool *t)
 /* The pidfd, not the pid: it can't be another process's by now. */
 static void end_it(const struct tool *t) { (void)pidfd_send_signal(t->pidfd, SIGKILL, NULL, 0); }
 
+void tools_end_all(struct tools *ts)
+{
+    for (const struct tool *t = ts ? ts->first : NULL; t; t = t->next)
+        end_it(t);
+}
+
 void tools_free(struct tools *ts)
 {
     if (!ts) return;

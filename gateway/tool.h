@@ -26,6 +26,8 @@ typedef void (*tool_ended_fn)(void *arg, const struct tool_end *end);
  */
 int tools_new(struct loop *l, const char *program, struct why *why, struct tools **ret);
 void tools_free(struct tools *ts); /* kills what runs, tells nobody */
+/* Kills what runs; each one's end is told when it is over. Takes NULL. */
+void tools_end_all(struct tools *ts);
 
 /* arguments: n of them, after the program's name; copied. -EBUSY: TOOLS_MAX run already. */
 int tools_run(struct tools *ts, const char *const *arguments, size_t n, tool_ended_fn ended,

@@ -22,6 +22,7 @@ static const char *const action_names[] = {"save", "restore", "erase"};
 
 /* One that is under way: from llamacpp_slot until the tool's end, or the client's. */
 struct action {
+    const struct gateway *gateway;
     struct exchange *exchange;
     struct tool *tool;
     enum action_kind kind;
@@ -185,6 +186,8 @@ static void on_ended(void *arg, const struct tool_end *end)
         return;
     }
     fault_from_end(end, &fault);
+    if (end->code < 0 && a->gateway->stopping)
+        (void)fault_set(&fault, FAULT_DRAINING, NULL, "The server is going down.");
     if (fault.kind == FAULT_INTERNAL)
         log_error("slot %u: %s ended with %d: %s", a->slot, action_names[a->kind], end->code,
                   fault.text);
@@ -223,6 +226,7 @@ static void run(struct gateway *g, struct exchange *x, struct action *a, const c
     else if (r == 0)
         r = tools_run(g->tools, erase, ARRAY_LEN(erase), on_ended, a, &a->tool);
     if (r == 0) {
+        a->gateway = g;
         a->exchange = x;
         exchange_wait(x, on_gone, a);
         return;
@@ -246,6 +250,8 @@ void llamacpp_slot(struct gateway *g, struct exchange *x)
     if (!g->tools)
         r = fault_set(&fault, FAULT_NOT_BUILT, NULL,
                       "Slots are not saved here; gateway.slot_dir names a folder for them.");
+    if (r == 0 && g->stopping)
+        r = fault_set(&fault, FAULT_DRAINING, NULL, "The server is going down.");
     if (r == 0) r = kind_from(x, &fault, &a->kind);
     if (r == 0) r = slot_from(g, x, &fault, a);
     if (r == 0 && a->kind != ACTION_ERASE) r = filename_from(x, &fault, &a->filename);

@@ -362,7 +362,8 @@ def test_a_gateway_that_ends_takes_its_tools_along(still):
     c.gateway.stop()
     assert select.select([pidfd], [], [], 30)[0], "it is over"
     os.close(pidfd)
-    waiting.close()
+    response = waiting.getresponse()
+    assert (response.status, json.loads(response.read())["error"]["code"]) == (503, "draining")
     assert not os.listdir(c.settings["gateway.slot_dir"])
 
 
