@@ -3,11 +3,13 @@
  * Speed of the compute engine on one GPU, without daemons and messages: decoding with some lanes at
  * some depth, and prompts. The K/V of the depth isn't computed but what the arena holds, zeros: the
  * time of a step does not depend on it. Prints CSV, a row as soon as it is measured. Usage:
- *     gpu_engine DEVICE MODEL CONTEXT KV_RESIDENT TEST...
- * TEST is decode:LANES:DEPTH or prompt:TOKENS:DEPTH; KV_RESIDENT counts cells, "all" or 0.
+ *     gpu_engine DEVICE MODEL KV CONTEXT KV_RESIDENT TEST...
+ * TEST is decode:LANES:DEPTH or prompt:TOKENS:DEPTH; KV is a format as in pool.kv; KV_RESIDENT
+ * counts cells, "all" or 0.
  */
 #include <string.h>
 
+#include "proto/kv_block.h"
 #include "tests/numerics/rig.h"
 
 enum {
@@ -92,21 +94,24 @@ static uint32_t chunks_of(char **tests, int n)
 
 int main(int argc, char **argv)
 {
-    if (argc < 6 || setenv("TEST_DEVICE", argv[1], 1) < 0) {
-        fprintf(stderr, "usage: gpu_engine DEVICE MODEL CONTEXT KV_RESIDENT TEST...\n");
+    if (argc < 7 || setenv("TEST_DEVICE", argv[1], 1) < 0) {
+        fprintf(stderr, "usage: gpu_engine DEVICE MODEL KV CONTEXT KV_RESIDENT TEST...\n");
         return 1;
     }
-    uint32_t context = (uint32_t)strtoul(argv[3], NULL, 10);
-    bool all = strcmp(argv[4], "all") == 0;
+    uint32_t kv = POOL_KV_F32, context = (uint32_t)strtoul(argv[4], NULL, 10);
+    bool all = strcmp(argv[5], "all") == 0;
+    while (kv_bits(kv, 0) && strcmp(kv_name(kv), argv[3]) != 0)
+        kv++;
     struct rig_want want = {
         .path = argv[2],
+        .kv = kv,
         .context_tokens = context,
         .max_lanes = LANES_MAX,
         .max_rows = PIECE + LANES_MAX,
         .chunk_cells = CHUNK,
-        .n_chunks = chunks_of(argv + 5, argc - 5),
-        .kv_resident = all ? 0 : strtoull(argv[4], NULL, 10),
-        .no_resident = strcmp(argv[4], "0") == 0,
+        .n_chunks = chunks_of(argv + 6, argc - 6),
+        .kv_resident = all ? 0 : strtoull(argv[5], NULL, 10),
+        .no_resident = strcmp(argv[5], "0") == 0,
     };
     double t = rig_seconds();
     struct rig *r = rig_new(&want);
@@ -114,7 +119,7 @@ int main(int argc, char **argv)
     fprintf(stderr, "loaded in %.3f s, %llu bytes of weights\n", rig_seconds() - t,
             (unsigned long long)r->facts.weight_bytes);
     printf("device,test,lanes or tokens,depth,ms,tokens_per_s\n");
-    for (int i = 5; i < argc; i++) {
+    for (int i = 6; i < argc; i++) {
         unsigned n = 0, depth = 0;
         if (sscanf(argv[i], "decode:%u:%u", &n, &depth) == 2 && n >= 1 && n <= LANES_MAX)
             bench_decode(r, n, depth);

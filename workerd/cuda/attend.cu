@@ -48,6 +48,27 @@ __device__ __forceinline__ void values_of(const raw8<__half> &from, float to[8])
     }
 }
 
+/* Codes of K or V with their scale (proto/kv_block.h). */
+template <int BITS> struct codes {
+};
+template <int BITS> struct raw8<codes<BITS>> {
+    uint2 v;
+    float d;
+};
+
+__device__ __forceinline__ void values_of(const raw8<codes<8>> &from, float to[8])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        to[i] = from.d * (float)(int8_t)((i < 4 ? from.v.x : from.v.y) >> i % 4 * 8);
+}
+__device__ __forceinline__ void values_of(const raw8<codes<4>> &from, float to[8])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        to[i] = from.d * (float)((int)(from.v.x >> i * 4 & 15) - 8);
+}
+
 /* Of one block of threads. */
 struct part_shared {
     const uint8_t *block[CUDA_SPLIT_CELLS / UNIT]; /* of each 16 cells; NULL past the row */
@@ -65,22 +86,35 @@ __device__ __forceinline__ void blocks_find(const cuda_attend &a, const cuda_row
     s->block[threadIdx.x] = block_of(a.kv, e, pos, e.slot >= 0);
 }
 
-/* The 8 values of a cell from value `at` on. */
+/* The 8 values of a cell from value `at` on, of K or V. */
 template <typename T>
-__device__ __forceinline__ const T *cell_at(const cuda_attend &a, const part_shared *s,
-                                            uint32_t first, uint32_t c, uint32_t head, uint64_t off,
-                                            uint32_t at)
+__device__ __forceinline__ void raw_read(const cuda_attend &a, const uint8_t *block, bool is_v,
+                                         uint64_t line, uint32_t cell, uint32_t at, raw8<T> &to)
 {
-    uint32_t cell = (first + c) & ((1u << a.kv.block_shift) - 1);
-    return (const T *)(s->block[c / UNIT] + off) +
-           (uint64_t)((head << a.kv.block_shift) + cell) * a.kv.head_dim + at;
+    const T *from = (const T *)(block + (is_v ? a.kv.v_off : 0));
+    to = *(const raw8<T> *)(from + ((line << a.kv.block_shift) + cell) * a.kv.head_dim + at);
+}
+template <int BITS>
+__device__ __forceinline__ void raw_read(const cuda_attend &a, const uint8_t *block, bool is_v,
+                                         uint64_t line, uint32_t cell, uint32_t at,
+                                         raw8<codes<BITS>> &to)
+{
+    const uint64_t value = ((line << a.kv.block_shift) + cell) * a.kv.head_dim + at;
+    const uint8_t *from = block + (is_v ? a.kv.v_off : 0) + value * BITS / 8;
+    const uint64_t scale = ((line * a.kv.n_groups + at / 64) << a.kv.block_shift) + cell;
+    if (BITS == 8)
+        to.v = *(const uint2 *)from;
+    else
+        to.v.x = *(const uint32_t *)from;
+    to.d = __half2float(
+        ((const __half *)(block + (is_v ? a.kv.v_scale_off : a.kv.k_scale_off)))[scale]);
 }
 
 /* Reads that a thread has under way: of its eight cells as many as 32 registers hold: two blocks of
  * threads share a multiprocessor. */
 template <typename T, int CHUNKS> constexpr __host__ __device__ int cells_ahead()
 {
-    return CHUNKS * sizeof(T) <= 2 ? 8 : CHUNKS * sizeof(T) <= 4 ? 4 : 2;
+    return CHUNKS * sizeof(raw8<T>) <= 16 ? 8 : CHUNKS * sizeof(raw8<T>) <= 32 ? 4 : 2;
 }
 
 __device__ __forceinline__ uint32_t own_cell(uint32_t i)
@@ -91,7 +125,7 @@ __device__ __forceinline__ uint32_t own_cell(uint32_t i)
 /* Asks for this thread's values of its cells from the i-th on. */
 template <typename T, int CHUNKS, int N>
 __device__ __forceinline__ void cells_ask(const cuda_attend &a, const part_shared *s,
-                                          uint32_t first, uint32_t n, uint32_t head, uint64_t off,
+                                          uint32_t first, uint32_t n, uint32_t head, bool is_v,
                                           uint32_t i0, raw8<T> to[N][CHUNKS])
 {
 #pragma unroll
@@ -99,8 +133,9 @@ __device__ __forceinline__ void cells_ask(const cuda_attend &a, const part_share
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
             uint32_t c = own_cell(i0 + i), at = k * 64 + threadIdx.x % 8 * 8;
+            uint32_t cell = (first + c) & ((1u << a.kv.block_shift) - 1);
             if (c < n && at < a.kv.head_dim)
-                to[i][k] = *(const raw8<T> *)cell_at<T>(a, s, first, c, head, off, at);
+                raw_read(a, s->block[c / UNIT], is_v, head, cell, at, to[i][k]);
         }
 }
 
@@ -241,10 +276,11 @@ __device__ __forceinline__ void block_join(float (*sums)[WARPS][CHUNKS * 64],
     __syncthreads();
 }
 
-template <typename T, int CHUNKS>
+template <typename K, typename V, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, CHUNKS > 2 ? 1 : 2) split(const cuda_attend a)
 {
-    const int N = cells_ahead<T, CHUNKS>();
+    const int N = cells_ahead<K, CHUNKS>() < cells_ahead<V, CHUNKS>() ? cells_ahead<K, CHUNKS>()
+                                                                      : cells_ahead<V, CHUNKS>();
     __shared__ part_shared s;
     __shared__ __align__(16) float sums[HEADS][WARPS][CHUNKS * 64];
     dependency_release();
@@ -260,23 +296,24 @@ __global__ void __launch_bounds__(THREADS, CHUNKS > 2 ? 1 : 2) split(const cuda_
     for (uint32_t g = 0; g < group; g += HEADS) {
         const uint32_t h0 = head * group + g, n_heads = min(group - g, (uint32_t)HEADS);
         const uint64_t at = ((uint64_t)blockIdx.z * a.kv.n_heads + h0) * a.n_splits + part;
-        raw8<T> kv[N][CHUNKS];
+        raw8<K> k[N][CHUNKS];
+        raw8<V> v[N][CHUNKS];
         float q[HEADS][CHUNKS][8], o[HEADS][CHUNKS][8] = {};
         query_read<CHUNKS>(a, row, h0, n_heads, q);
 #pragma unroll
         for (int i = 0; i < 8; i += N) {
-            cells_ask<T, CHUNKS, N>(a, &s, first, n, head, 0, i, kv);
-            scores_add<T, CHUNKS, N>(a, &s, n, q, i, kv);
+            cells_ask<K, CHUNKS, N>(a, &s, first, n, head, false, i, k);
+            scores_add<K, CHUNKS, N>(a, &s, n, q, i, k);
         }
-        cells_ask<T, CHUNKS, N>(a, &s, first, n, head, a.kv.v_off, 0, kv);
+        cells_ask<V, CHUNKS, N>(a, &s, first, n, head, true, 0, v);
         __syncthreads();
         uint32_t warp = threadIdx.x / WARP;
         if (warp < n_heads) weights_make(&s, a.ml + (at + warp * a.n_splits) * 2);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 8; i += N) {
-            if (i > 0) cells_ask<T, CHUNKS, N>(a, &s, first, n, head, a.kv.v_off, i, kv);
-            values_add<T, CHUNKS, N>(a, &s, n, i, kv, o);
+            if (i > 0) cells_ask<V, CHUNKS, N>(a, &s, first, n, head, true, i, v);
+            values_add<V, CHUNKS, N>(a, &s, n, i, v, o);
         }
         warp_join<CHUNKS>(o);
         block_join<CHUNKS>(sums, o, n_heads, hd, a.o + at * hd, (uint64_t)a.n_splits * hd);
@@ -307,22 +344,27 @@ __global__ void __launch_bounds__(JOIN_THREADS) join(const cuda_attend a)
         quantise_block(v, d % WARP, row_codes(a.y, row), (head * hd + d) / CUDA_BLOCK);
 }
 
-template <typename T> static cudaError_t launch_split(cudaStream_t s, const cuda_attend *a)
+template <typename K, typename V>
+static cudaError_t launch_split(cudaStream_t s, const cuda_attend *a)
 {
     dim3 grid(a->n_splits, a->kv.n_kv_heads, a->n_rows);
     switch ((a->kv.head_dim + 63) / 64) {
     case 1:
-        return launch(s, a->dependent, split<T, 1>, grid, THREADS, 0, *a);
+        return launch(s, a->dependent, split<K, V, 1>, grid, THREADS, 0, *a);
     case 2:
-        return launch(s, a->dependent, split<T, 2>, grid, THREADS, 0, *a);
+        return launch(s, a->dependent, split<K, V, 2>, grid, THREADS, 0, *a);
     default:
-        return launch(s, a->dependent, split<T, 4>, grid, THREADS, 0, *a);
+        return launch(s, a->dependent, split<K, V, 4>, grid, THREADS, 0, *a);
     }
 }
 
 extern "C" cudaError_t cuda_launch_attend(cudaStream_t s, const struct cuda_attend *a)
 {
-    cudaError_t e = a->kv.is_f32 ? launch_split<float>(s, a) : launch_split<__half>(s, a);
+    cudaError_t e = a->kv.k_bits == 32   ? launch_split<float, float>(s, a)
+                    : a->kv.k_bits == 16 ? launch_split<__half, __half>(s, a)
+                    : a->kv.k_bits == 4  ? launch_split<codes<4>, codes<4>>(s, a)
+                    : a->kv.v_bits == 4  ? launch_split<codes<8>, codes<4>>(s, a)
+                                         : launch_split<codes<8>, codes<8>>(s, a);
     if (e) return e;
     uint32_t threads = (a->kv.head_dim + WARP - 1) / WARP * WARP;
     return launch(s, a->dependent, join, dim3(a->kv.n_heads, a->n_rows), threads, 0, *a);

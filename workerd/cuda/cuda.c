@@ -24,8 +24,6 @@ enum {
 
 static int check_want(const struct backend_want *w, struct why *why)
 {
-    if (w->kv != POOL_KV_F32 && w->kv != POOL_KV_F16)
-        return why_set(why, -ENOTSUP, "K/V format %u: CUDA has f32 and f16", w->kv);
     if (w->head_dim == 0 || w->head_dim % HEAD_DIM_UNIT || w->head_dim > CUDA_HEAD_DIM_MAX)
         return why_set(why, -ENOTSUP, "heads of %u values: must be a multiple of %d up to %d",
                        w->head_dim, HEAD_DIM_UNIT, CUDA_HEAD_DIM_MAX);
@@ -76,10 +74,10 @@ static int open_device(struct backend *b, struct why *why)
                    b->capability);
     e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
     uint32_t dim_max = 0;
-    if (e == cudaSuccess) e = cuda_product_prepare(&b->roomy);
+    if (e == cudaSuccess) e = cuda_product_prepare(&b->roomy, &b->overlaps);
     if (e == cudaSuccess) e = cuda_flash_prepare(&dim_max);
     /* The float32 reference keeps to float32 throughout. */
-    b->flash = !b->want.float32 && b->want.kv == POOL_KV_F16 && b->want.head_dim <= dim_max;
+    b->flash = !b->want.float32 && b->block.k_bits <= 16 && b->want.head_dim <= dim_max;
     b->flash_tiles = b->flash && b->want.head_dim <= CUDA_FLASH_DIM &&
                      b->want.n_heads / b->want.n_kv_heads <= CUDA_FLASH_ROWS;
     return e == cudaSuccess ? 0
@@ -126,8 +124,8 @@ static int cuda_open(const struct backend_want *want, struct why *why, struct ba
     CLEANUP(cuda_closep) struct backend *b = xnew(struct backend);
     b->want = *want;
     b->scale = (float)(1.0 / sqrt(want->head_dim));
-    b->v_off = (uint64_t)want->n_kv_heads * want->head_dim * want->block_cells *
-               (want->kv == POOL_KV_F32 ? 4 : 2);
+    b->block =
+        kv_block_of(want->kv, want->n_kv_heads, want->head_dim, want->block_cells, KV_BY_CELL);
     b->memory = cuda_memory_new();
     b->run = xcalloc(want->n_layers, sizeof(*b->run));
     r = open_device(b, why);
@@ -177,7 +175,7 @@ static const float *cuda_row(struct backend *b, const struct backend_buffer *x, 
 
 const struct backend_ops cuda_backend = {
     .name = "cuda",
-    .arithmetic = "cuda-2",
+    .arithmetic = "cuda-3",
     .head_rows = CUDA_PICKS,
     .open = cuda_open,
     .close = cuda_close,

@@ -10,6 +10,7 @@
  * addresses (window.c), not from the entries. K/V is written through to the pool, which is host
  * memory registered with the driver; GPU memory keeps copies of chunks (resident.c).
  */
+#include "proto/kv_block.h"
 #include "workerd/backend.h"
 #include "workerd/cuda/kernels.h"
 
@@ -87,10 +88,13 @@ struct backend {
     uint64_t arena_bytes, pool_id;
     uint8_t *registered;
     uint32_t first_layer, table_room, chunk_shift, block_shift;
-    uint64_t chunk_bytes, v_off;
-    uint8_t **run; /* [layer] */
+    uint64_t chunk_bytes;
+    struct kv_block block; /* K by cell */
+    float *fresh;          /* of struct cuda_kv */
+    uint8_t **run;         /* [layer] */
     struct cuda_resident resident;
 
+    bool overlaps;             /* a kernel may begin while the one before it ends */
     bool roomy;                /* of struct cuda_product */
     bool flash, flash_tiles;   /* attention by tensor cores; also of spans */
     float scale;               /* of scores */

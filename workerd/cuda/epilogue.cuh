@@ -50,11 +50,16 @@ struct before {
 __device__ __forceinline__ void cell_find(const cuda_kv &kv, uint32_t row, uint32_t out, bool is_v,
                                           before &b)
 {
+    if (kv.fresh) {
+        uint32_t width = kv.n_kv_heads * kv.head_dim;
+        b.host = (uint8_t *)(kv.fresh + ((uint64_t)row * 2 + is_v) * width + out);
+        return;
+    }
     cuda_row r = kv.rows[row];
     cuda_entry e = entry_of(kv, r.lane, r.pos);
     uint32_t cell = r.pos & ((1u << kv.block_shift) - 1);
     uint32_t at = (((out / kv.head_dim) << kv.block_shift) + cell) * kv.head_dim;
-    uint64_t off = (is_v ? kv.v_off : 0) + (uint64_t)(at + out % kv.head_dim) * (kv.is_f32 ? 4 : 2);
+    uint64_t off = (is_v ? kv.v_off : 0) + (uint64_t)(at + out % kv.head_dim) * (kv.k_bits / 8);
     b.host = block_of(kv, e, r.pos, false) + off;
     b.resident = e.slot >= 0 ? block_of(kv, e, r.pos, true) + off : nullptr;
 }
@@ -93,7 +98,7 @@ __device__ __forceinline__ float4 turned(float4 v, float4 turn)
 __device__ __forceinline__ void values_write(const cuda_kv &kv, uint8_t *to, float4 v)
 {
     if (!to) return;
-    if (kv.is_f32) {
+    if (kv.k_bits != 16) {
         *(float4 *)to = v;
         return;
     }

@@ -16,59 +16,19 @@
  * multiplied, and V while K is. K/V of a head is 16 cells x head_dim consecutive values, so reads
  * are of 2 KiB and more, also over PCIe.
  */
-#include "workerd/cuda/device.cuh"
+#include "workerd/cuda/cells.cuh"
 
 #include <math_constants.h>
 
 enum {
-    CELLS = CUDA_FLASH_CELLS,
     FEW_THREADS = 128,
     FEW_HEADS = 16,
     TILE_THREADS = 256,
-    UNIT = 16, /* cells that surely lie in one block */
     JOIN_THREADS = 256,
 };
 
 #define LOG2_E 1.44269504f
 #define ONES 0x3c003c00u /* two halves */
-
-/* Rows of cells in shared memory: 16 bytes longer than they need to be, so that the eight rows of a
- * matrix lie in different banks. */
-template <int HD> constexpr __host__ __device__ int row_halves() { return HD + 8; }
-template <int HD> constexpr __host__ __device__ int cells_bytes()
-{
-    return CELLS * row_halves<HD>() * 2;
-}
-
-/* Where the 16 cells from a multiple of 16 on lie. */
-__device__ __forceinline__ void blocks_find(const cuda_attend &a, uint32_t lane, uint32_t first,
-                                            uint32_t end, const uint8_t **to)
-{
-    uint32_t pos = first + threadIdx.x * UNIT;
-    if (threadIdx.x >= CELLS / UNIT) return;
-    to[threadIdx.x] = a.kv.host;
-    if (pos >= end) return;
-    cuda_entry e = entry_of(a.kv, lane, pos);
-    to[threadIdx.x] = block_of(a.kv, e, pos, e.slot >= 0);
-}
-
-/* Asks for K or V (off) of one head and the cells [first, end); zeros where none is. */
-template <int HD, int THREADS>
-__device__ __forceinline__ void cells_ask(const cuda_attend &a, const uint8_t *const *blocks,
-                                          uint32_t head, uint64_t off, uint32_t first, uint32_t end,
-                                          __half *to)
-{
-    const uint32_t hd = a.kv.head_dim, mask = (1u << a.kv.block_shift) - 1;
-#pragma unroll 8
-    for (uint32_t i = threadIdx.x; i < CELLS * (HD / 8); i += THREADS) {
-        const uint32_t c = i / (HD / 8), d = i % (HD / 8) * 8;
-        const bool there = first + c < end && d < hd;
-        const __half *from = (const __half *)(blocks[c / UNIT] + off) +
-                             (((uint64_t)head << a.kv.block_shift) + ((first + c) & mask)) * hd +
-                             (there ? d : 0);
-        copy16_or_zeros(to + c * row_halves<HD>() + d, from, there);
-    }
-}
 
 /* Scores of 16 rows and N eights of cells from `cells` on. */
 template <int HD, int N>
@@ -255,7 +215,28 @@ __device__ __forceinline__ void few_values(const cuda_attend &a, const __half *w
     }
 }
 
-template <int HD> __global__ void __launch_bounds__(FEW_THREADS) flash(const cuda_attend a)
+/* K and V on their way, K first. */
+template <int HD, bool CODES>
+__device__ __forceinline__ void few_cells(const cuda_attend &a, const uint8_t *const *blocks,
+                                          uint32_t head, uint32_t first, uint32_t end, __half *k,
+                                          __half *v)
+{
+    if (CODES) {
+        cells_codes<HD, FEW_THREADS> kc, vc;
+        kc.ask(a, blocks, head, false, first, end);
+        vc.ask(a, blocks, head, true, first, end);
+        kc.put(a, false, k);
+        vc.put(a, true, v);
+        return;
+    }
+    cells_ask<HD, FEW_THREADS>(a, blocks, head, 0, first, end, k);
+    copies_commit();
+    cells_ask<HD, FEW_THREADS>(a, blocks, head, a.kv.v_off, first, end, v);
+    copies_commit();
+}
+
+template <int HD, bool CODES>
+__global__ void __launch_bounds__(FEW_THREADS) flash(const cuda_attend a)
 {
     __shared__ few_shared s;
     dependency_release();
@@ -269,14 +250,11 @@ template <int HD> __global__ void __launch_bounds__(FEW_THREADS) flash(const cud
     __half *k = (__half *)shared_memory(), *v = k + CELLS * row_halves<HD>();
     const uint32_t h0 = head * group + g, n_heads = min(group - g, (uint32_t)FEW_HEADS);
     const uint64_t at = ((uint64_t)blockIdx.z * a.kv.n_heads + h0) * a.n_splits + blockIdx.x;
-    blocks_find(a, r.lane, first, r.pos + 1, s.blocks);
-    __syncthreads();
-    cells_ask<HD, FEW_THREADS>(a, s.blocks, head, 0, first, r.pos + 1, k);
-    copies_commit();
-    cells_ask<HD, FEW_THREADS>(a, s.blocks, head, a.kv.v_off, first, r.pos + 1, v);
-    copies_commit();
     uint32_t q[HD / 16][4];
     float most[2];
+    blocks_find(a, r.lane, first, r.pos + 1, s.blocks);
+    __syncthreads();
+    few_cells<HD, CODES>(a, s.blocks, head, first, r.pos + 1, k, v);
     few_query<HD>(a, row, h0, n_heads, threadIdx.x % WARP, q);
     copies_wait<1>();
     __syncthreads();
@@ -454,7 +432,23 @@ template <int HD> struct tile_rows {
     }
 };
 
-template <int HD>
+/* Codes are halves at once: no registers are free to keep them in. */
+template <int HD, bool CODES>
+__device__ __forceinline__ void tile_cells(const cuda_attend &a, const uint8_t *const *blocks,
+                                           uint32_t head, bool is_v, uint32_t first, uint32_t end,
+                                           __half *to)
+{
+    if (CODES) {
+        cells_codes<HD, TILE_THREADS> c;
+        c.ask(a, blocks, head, is_v, first, end);
+        c.put(a, is_v, to);
+    } else {
+        cells_ask<HD, TILE_THREADS>(a, blocks, head, is_v ? a.kv.v_off : 0, first, end, to);
+    }
+    copies_commit();
+}
+
+template <int HD, bool CODES>
 __global__ void __launch_bounds__(TILE_THREADS, 1) flash_tiles(const cuda_attend a)
 {
     __shared__ const uint8_t *blocks[2][CELLS / UNIT];
@@ -469,23 +463,22 @@ __global__ void __launch_bounds__(TILE_THREADS, 1) flash_tiles(const cuda_attend
     tile_rows<HD> rows(a, span, head, warp, lane);
     blocks_find(a, last.lane, 0, end, blocks[0]);
     __syncthreads();
-    cells_ask<HD, TILE_THREADS>(a, blocks[0], head, 0, 0, end, k);
-    copies_commit();
+    tile_cells<HD, CODES>(a, blocks[0], head, false, 0, end, k);
     rows.query_read(a, lane);
     for (uint32_t i = 0; i < n_parts; i++) {
         const uint32_t first = i * CELLS;
         float part[2];
         uint32_t p[CELLS / 8][2];
-        cells_ask<HD, TILE_THREADS>(a, blocks[i % 2], head, a.kv.v_off, first, end, v);
-        copies_commit();
+        tile_cells<HD, CODES>(a, blocks[i % 2], head, true, first, end, v);
         if (i + 1 < n_parts) blocks_find(a, last.lane, first + CELLS, end, blocks[(i + 1) % 2]);
         copies_wait<1>();
         __syncthreads();
         rows.part_scores(a, k, (int)first, lane, part, p);
         __syncthreads();
         if (i + 1 < n_parts)
-            cells_ask<HD, TILE_THREADS>(a, blocks[(i + 1) % 2], head, 0, first + CELLS, end, k);
-        copies_commit();
+            tile_cells<HD, CODES>(a, blocks[(i + 1) % 2], head, false, first + CELLS, end, k);
+        else
+            copies_commit();
         copies_wait<1>();
         __syncthreads();
         rows.part_join(a, v, lane, part, p);
@@ -500,7 +493,8 @@ template <int HD> static cudaError_t launch_few(cudaStream_t s, const cuda_atten
 {
     uint32_t rounds = (a->kv.n_heads / a->kv.n_kv_heads + FEW_HEADS - 1) / FEW_HEADS;
     dim3 grid(a->n_splits, a->kv.n_kv_heads * rounds, a->n_rows);
-    return launch(s, a->dependent, flash<HD>, grid, FEW_THREADS, 2 * cells_bytes<HD>(), *a);
+    return launch(s, a->dependent, a->kv.k_bits < 16 ? flash<HD, true> : flash<HD, false>, grid,
+                  FEW_THREADS, 2 * cells_bytes<HD>(), *a);
 }
 
 extern "C" cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_attend *a)
@@ -519,7 +513,9 @@ extern "C" cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_atten
 template <int HD> static cudaError_t launch_tiles(cudaStream_t s, const cuda_attend *a)
 {
     dim3 grid(a->kv.n_kv_heads, a->n_rows);
-    return launch(s, a->dependent, flash_tiles<HD>, grid, TILE_THREADS, 2 * cells_bytes<HD>(), *a);
+    return launch(s, a->dependent,
+                  a->kv.k_bits < 16 ? flash_tiles<HD, true> : flash_tiles<HD, false>, grid,
+                  TILE_THREADS, 2 * cells_bytes<HD>(), *a);
 }
 
 extern "C" cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda_attend *a)
@@ -527,15 +523,26 @@ extern "C" cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda
     return a->kv.head_dim <= 64 ? launch_tiles<64>(s, a) : launch_tiles<128>(s, a);
 }
 
+template <int HD> static cudaError_t allow_few()
+{
+    cudaError_t e = allow_shared(flash<HD, false>, 2 * cells_bytes<HD>());
+    return e ? e : allow_shared(flash<HD, true>, 2 * cells_bytes<HD>());
+}
+template <int HD> static cudaError_t allow_tiles()
+{
+    cudaError_t e = allow_shared(flash_tiles<HD, false>, 2 * cells_bytes<HD>());
+    return e ? e : allow_shared(flash_tiles<HD, true>, 2 * cells_bytes<HD>());
+}
+
 extern "C" cudaError_t cuda_flash_prepare(uint32_t *dim_max)
 {
-    cudaError_t e = allow_shared(flash<64>, 2 * cells_bytes<64>());
-    if (!e) e = allow_shared(flash<128>, 2 * cells_bytes<128>());
-    if (!e) e = allow_shared(flash_tiles<64>, 2 * cells_bytes<64>());
-    if (!e) e = allow_shared(flash_tiles<128>, 2 * cells_bytes<128>());
+    cudaError_t e = allow_few<64>();
+    if (!e) e = allow_few<128>();
+    if (!e) e = allow_tiles<64>();
+    if (!e) e = allow_tiles<128>();
     if (!e) e = allow_shared(flash_join, 2 * JOIN_VALUES * sizeof(float));
     *dim_max = 256;
-    if (!e && allow_shared(flash<256>, 2 * cells_bytes<256>()) != cudaSuccess) {
+    if (!e && allow_few<256>() != cudaSuccess) {
         (void)cudaGetLastError(); /* more than the card has */
         *dim_max = 128;
     }

@@ -75,8 +75,13 @@ extern "C" cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_pro
     return a->n_rows <= FEW_ROWS || !a->roomy ? cuda_launch_few(s, a) : cuda_launch_many(s, a);
 }
 
-extern "C" cudaError_t cuda_product_prepare(bool *roomy)
+extern "C" cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps)
 {
-    cudaError_t e = cuda_few_prepare();
-    return e ? e : cuda_many_prepare(roomy);
+    cudaFuncAttributes of;
+    cudaError_t e = cudaFuncGetAttributes(&of, floats<CUDA_F16>);
+    if (!e) e = cuda_few_prepare();
+    if (e) return e;
+    /* Of the code that was compiled, not of the card: older PTX holds no wait. */
+    *overlaps = of.ptxVersion >= 90;
+    return cuda_many_prepare(roomy);
 }

@@ -71,16 +71,18 @@ struct cuda_entry {
     int32_t slot;
 };
 
-/* The K/V of one layer. A block holds K [kv head][cell][head_dim], then V likewise. */
+/* The K/V of one layer; proto/kv_block.h says what a block holds (K by cell). */
 struct cuda_kv {
     const struct cuda_row *rows;
     const struct cuda_entry *tables; /* [lane][table_room] */
     const float *rope;               /* [row][rope_dims / 2][2]: cos, sin */
     uint8_t *host, *resident;        /* [chunk or slot][block] */
-    uint64_t chunk_bytes, block_bytes, v_off;
+    float *fresh; /* [row][K, V][kv head][head_dim]; of formats of 8 bits and less,
+                     until they are rounded */
+    uint64_t chunk_bytes, block_bytes, v_off, k_scale_off, v_scale_off;
     uint32_t table_room, chunk_shift, block_shift; /* logarithms of the cells of each */
     uint32_t n_heads, n_kv_heads, head_dim, rope_dims;
-    uint32_t is_f32;
+    uint32_t k_bits, v_bits, n_groups; /* of a value; scales of a head */
 };
 
 /* CUDA_GATE: silu(first product) * second; CUDA_GATED: the first one lies in y already, since the
@@ -127,6 +129,11 @@ struct cuda_attend {
     uint32_t dependent, quantise;
 };
 
+struct cuda_keep { /* K and V of the window's rows from fresh to their cells */
+    struct cuda_kv kv;
+    uint32_t n_rows, dependent;
+};
+
 struct cuda_lookup {
     const struct cuda_row *rows;
     const void *table; /* ggml's blocks, as in the file */
@@ -159,19 +166,21 @@ cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_norm(cudaStream_t s, const struct cuda_norm *a);
 cudaError_t cuda_launch_quantise(cudaStream_t s, const struct cuda_rows *x, uint32_t n_rows);
 cudaError_t cuda_launch_attend(cudaStream_t s, const struct cuda_attend *a);
-/* The same with tensor cores, for K/V in halves: single rows, and spans of at most
+/* The same with tensor cores, for K/V of 16 bits and less: single rows, and spans of at most
  * CUDA_FLASH_ROWS / (query heads of a K/V head) rows. */
 cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_attend *a);
 cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda_attend *a);
+cudaError_t cuda_launch_keep(cudaStream_t s, const struct cuda_keep *a);
 cudaError_t cuda_launch_lookup(cudaStream_t s, const struct cuda_lookup *a);
 cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *a);
 cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a);
 cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_rows *x, uint32_t n_rows,
                                uint32_t n_vocab, uint32_t *token);
 cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
-/* Once a device, before the first launch. *roomy: of struct cuda_product; *dim_max: the longest
- * heads of cuda_launch_flash. */
-cudaError_t cuda_product_prepare(bool *roomy);
+/* Once a device, before the first launch. *roomy: of struct cuda_product; *overlaps: the kernels
+ * are of sm_90 and wait for what they depend on themselves; *dim_max: the longest heads of
+ * cuda_launch_flash. */
+cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps);
 cudaError_t cuda_flash_prepare(uint32_t *dim_max);
 
 /* Parts of cuda_launch_product. */

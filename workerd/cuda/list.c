@@ -24,6 +24,7 @@ enum op_kind {
     OP_NORM,
     OP_QUANTISE,
     OP_PRODUCT,
+    OP_KEEP,
     OP_ATTEND,
     OP_FLASH,
     OP_FLASH_TILES,
@@ -56,6 +57,7 @@ struct op { /* zeroed before it is filled: lists are compared by their bytes */
         struct cuda_norm norm;
         struct quantise quantise;
         struct cuda_product product;
+        struct cuda_keep keep;
         struct cuda_attend attend;
         struct cuda_pick pick;
         struct argmax argmax;
@@ -130,6 +132,8 @@ static cudaError_t op_launch(cudaStream_t s, const struct op *op)
         return cuda_launch_quantise(s, &op->quantise.x, op->quantise.n_rows);
     case OP_PRODUCT:
         return cuda_launch_product(s, &op->product);
+    case OP_KEEP:
+        return cuda_launch_keep(s, &op->keep);
     case OP_ATTEND:
         return cuda_launch_attend(s, &op->attend);
     case OP_FLASH:
@@ -230,7 +234,7 @@ static struct op *op_add(struct backend *b, enum op_kind kind)
 }
 
 /* Whether a launch may begin while the one before it ends. */
-static bool dependent(const struct backend *b) { return b->capability >= 90 && b->list->n_ops > 1; }
+static bool dependent(const struct backend *b) { return b->overlaps && b->list->n_ops > 1; }
 
 static void written(struct backend_buffer *x, uint32_t n_rows)
 {
@@ -378,6 +382,11 @@ void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer
         a->part[0] = i;
         if (b->arena) a->kv = cuda_kv_of(b, layer);
     }
+    if (!b->fresh || !b->arena) return;
+    struct cuda_keep *k = &op_add(b, OP_KEEP)->keep;
+    k->kv = cuda_kv_of(b, layer);
+    k->n_rows = x->n_rows;
+    k->dependent = dependent(b);
 }
 
 static struct cuda_attend *attend_add(struct backend *b, enum op_kind kind,

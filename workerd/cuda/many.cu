@@ -4,15 +4,16 @@
  * cores (two for each integer sum of 32 products), of which a multiprocessor makes four a cycle for
  * all lanes of a warp. The arithmetic is product.cuh's.
  *
- * A block of threads makes 128 outputs (CUDA_GATE: 64 of each matrix) of 128 token rows; a warp 64
- * by 32 of them, all of k, two pieces between barriers. When a range of k ends its sums are added
+ * A block of threads makes 128 outputs (CUDA_GATE: 64 of each matrix) of 128 token rows; a warp 32
+ * by 32 of them, all of k, two pieces between barriers: sixteen warps, since with eight of 64 by 32
+ * a scheduler waits half of its cycles. When a range of k ends its sums are added
  * to those of the ranges before, each thread its own, in shared memory: registers hold one set.
  * Tiles past the last repeat it and are not kept.
  */
 #include "workerd/cuda/product.cuh"
 
 enum {
-    THREADS = 256,
+    THREADS = 512,
     OUTS = 128,
     ROWS = 128,
     OUT_TILES = OUTS / 16,
@@ -31,9 +32,9 @@ template <int PACK> constexpr __host__ __device__ int shared_bytes()
     return TOTALS_BYTES + SLOTS * slot_bytes<PACK>();
 }
 
-/* Of one warp: the 16 outputs and 16 token rows that it brings. */
+/* Of one warp: the eight token rows and the half of 16 outputs' weights that it brings. */
 template <int PACK, int M> struct feed {
-    const uint8_t *w, *x[2];
+    const uint8_t *w, *x;
     int w_at, x_at, lane;
 
     __device__ __forceinline__ feed(const cuda_product &a, const tile_place &p, uint32_t row0,
@@ -41,47 +42,42 @@ template <int PACK, int M> struct feed {
         : lane(lane)
     {
         const uint64_t n_pieces = a.x.k_pad / CUDA_PIECE;
-        const int each = OUT_TILES / M;
-        const cuda_matrix &m = a.m[p.matrix + warp / each];
-        const uint32_t tile = min(p.first / 16 + warp % each, (m.n_out - 1) / 16);
-        w = (const uint8_t *)m.codes + tile * n_pieces * piece<PACK>::bytes + lane * 16;
-        w_at = warp * piece<PACK>::bytes + lane * 16;
-        x_at = OUT_TILES * piece<PACK>::bytes + 2 * warp * CUDA_X_BYTES + lane * 16;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t eight = min(row0 / CUDA_X_ROWS + 2 * warp + i, (a.n_rows - 1) / CUDA_X_ROWS);
-            x[i] = (const uint8_t *)a.x.q + eight * n_pieces * CUDA_X_BYTES + lane * 16;
-        }
+        const int each = OUT_TILES / M, t = warp / 2, half = warp % 2 * (piece<PACK>::bytes / 2);
+        const cuda_matrix &m = a.m[p.matrix + t / each];
+        const uint32_t tile = min(p.first / 16 + t % each, (m.n_out - 1) / 16);
+        w = (const uint8_t *)m.codes + tile * n_pieces * piece<PACK>::bytes + half + lane * 16;
+        w_at = t * piece<PACK>::bytes + half + lane * 16;
+        x_at = OUT_TILES * piece<PACK>::bytes + warp * CUDA_X_BYTES + lane * 16;
+        uint32_t eight = min(row0 / CUDA_X_ROWS + warp, (a.n_rows - 1) / CUDA_X_ROWS);
+        x = (const uint8_t *)a.x.q + eight * n_pieces * CUDA_X_BYTES + lane * 16;
     }
     __device__ __forceinline__ void ask_weights(uint8_t *slot, uint32_t i) const
     {
         const uint8_t *from = w + (uint64_t)i * piece<PACK>::bytes;
+        const int bytes = piece<PACK>::bytes / 2;
 #pragma unroll
-        for (int at = 0; at < piece<PACK>::bytes; at += WARP * 16)
-            if (at + WARP * 16 <= piece<PACK>::bytes || at + lane * 16 < piece<PACK>::bytes)
+        for (int at = 0; at < bytes; at += WARP * 16)
+            if (at + WARP * 16 <= bytes || at + lane * 16 < bytes)
                 copy16(slot + w_at + at, from + at);
     }
     __device__ __forceinline__ void ask_rows(uint8_t *slot, uint32_t i) const
     {
-#pragma unroll
-        for (int t = 0; t < 2; t++) {
-            const uint8_t *from = x[t] + (uint64_t)i * CUDA_X_BYTES;
-            uint8_t *to = slot + x_at + t * CUDA_X_BYTES;
-            copy16(to, from);
-            if (lane < (PACK == CUDA_Q8_0 ? 4 : 8)) copy16(to + 512, from + 512);
-        }
+        const uint8_t *from = x + (uint64_t)i * CUDA_X_BYTES;
+        uint8_t *to = slot + x_at;
+        copy16(to, from);
+        if (lane < (PACK == CUDA_Q8_0 ? 4 : 8)) copy16(to + 512, from + 512);
     }
 };
 
 template <int PACK>
 __device__ __forceinline__ void piece_add(const uint8_t *slot, int warp, int lane,
-                                          float acc[4][4][4])
+                                          float acc[2][4][4])
 {
-    const uint8_t *from = slot + warp / 4 * 4 * piece<PACK>::bytes;
+    const uint8_t *from = slot + warp / 4 * 2 * piece<PACK>::bytes;
     const uint8_t *rows = slot + OUT_TILES * piece<PACK>::bytes + warp % 4 * 4 * CUDA_X_BYTES;
-    weights<PACK> w[4];
+    weights<PACK> w[2];
 #pragma unroll
-    for (int m = 0; m < 4; m++)
+    for (int m = 0; m < 2; m++)
         w[m].read(from + m * piece<PACK>::bytes, lane);
 #pragma unroll
     for (int n = 0; n < 4; n++) {
@@ -90,7 +86,7 @@ __device__ __forceinline__ void piece_add(const uint8_t *slot, int warp, int lan
 #pragma unroll
         for (int b = 0; b < 2; b++)
 #pragma unroll
-            for (int m = 0; m < 4; m++)
+            for (int m = 0; m < 2; m++)
                 block_add<PACK>(w[m], x, b, acc[m][n]);
     }
 }
@@ -100,20 +96,20 @@ struct totals {
     float4 *at;
     bool some;
 
-    __device__ __forceinline__ void add(float acc[4][4][4])
+    __device__ __forceinline__ void add(float acc[2][4][4])
     {
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
+        for (int i = 0; i < 8; i++) {
             float *v = acc[i / 4][i % 4];
             float4 t = some ? at[i * THREADS] : make_float4(0, 0, 0, 0);
             v[0] = t.x + v[0], v[1] = t.y + v[1], v[2] = t.z + v[2], v[3] = t.w + v[3];
         }
     }
-    __device__ __forceinline__ void keep(float acc[4][4][4])
+    __device__ __forceinline__ void keep(float acc[2][4][4])
     {
         add(acc);
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
+        for (int i = 0; i < 8; i++) {
             float *v = acc[i / 4][i % 4];
             at[i * THREADS] = make_float4(v[0], v[1], v[2], v[3]);
             v[0] = v[1] = v[2] = v[3] = 0;
@@ -140,7 +136,7 @@ struct range_walk {
 template <int PACK, int M>
 __device__ __forceinline__ void tile_sum(const cuda_product &a, const tile_place &place,
                                          uint32_t row0, uint8_t *shared, int warp, int lane,
-                                         float acc[4][4][4])
+                                         float acc[2][4][4])
 {
     const uint32_t n = a.x.k_pad / CUDA_PIECE;
     const int slot = slot_bytes<PACK>();
@@ -183,16 +179,16 @@ __device__ __forceinline__ void tile_sum(const cuda_product &a, const tile_place
     total.add(acc);
 }
 
-__device__ __forceinline__ void tile_write(float *out, int warp, int lane, const float acc[4][4][4])
+__device__ __forceinline__ void tile_write(float *out, int warp, int lane, const float acc[2][4][4])
 {
 #pragma unroll
-    for (int m = 0; m < 4; m++)
+    for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 int row = warp % 4 * 32 + n * 8 + lane % 4 * 2 + k % 2;
-                int o = warp / 4 * 64 + m * 16 + lane / 4 + k / 2 * 8;
+                int o = warp / 4 * 32 + m * 16 + lane / 4 + k / 2 * 8;
                 out[row * OUT_STRIDE + o] = acc[m][n][k];
             }
 }
@@ -202,7 +198,7 @@ template <int M>
 __device__ __forceinline__ void rows_write(const cuda_product &a, const tile_place &place,
                                            uint32_t row0, const float *out, const float *scales)
 {
-    const int AHEAD = 8, lanes = OUTS / M / 4, step = THREADS / lanes;
+    const int AHEAD = 4, lanes = OUTS / M / 4, step = THREADS / lanes;
     const uint32_t of = threadIdx.x % lanes * 4, n = min(a.n_rows - row0, (uint32_t)ROWS);
     for (uint32_t t0 = 0; t0 < n; t0 += step * AHEAD) {
         before b[AHEAD];
@@ -238,7 +234,7 @@ template <int PACK, int M> __global__ void __launch_bounds__(THREADS, 1) many(co
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint32_t row0 = blockIdx.x * ROWS;
     const tile_place place = place_of(a, blockIdx.y, OUTS / M);
-    float acc[4][4][4] = {};
+    float acc[2][4][4] = {};
     tile_sum<PACK, M>(a, place, row0, shared, warp, lane, acc);
     scales_read(a, row0, scales);
     __syncthreads();

@@ -25,6 +25,8 @@ int cuda_window_new(struct backend *b)
     b->host_tokens = cuda_get_pinned(b, CUDA_PICKS * sizeof(*b->host_tokens));
     b->rope_freq = cuda_get(b, w->rope_dims / 2 * sizeof(double));
     b->rope = cuda_get(b, (uint64_t)w->max_rows * w->rope_dims * sizeof(float));
+    uint64_t kv = 2 * (uint64_t)w->n_kv_heads * w->head_dim;
+    if (b->block.k_bits < 16) b->fresh = cuda_get(b, w->max_rows * kv * sizeof(float));
     b->host_activations = cuda_get_pinned(b, (uint64_t)w->max_rows * w->n_embd * sizeof(float));
     if (!b->host_rows || !b->rows || !b->host_spans || !b->spans || !b->host_listed || !b->listed ||
         !b->host_picks || !b->picks || !b->host_tokens || !b->rope_freq || !b->rope ||
@@ -121,7 +123,9 @@ struct cuda_kv cuda_kv_of(const struct backend *b, uint32_t layer)
                                        : NULL,
         .chunk_bytes = b->chunk_bytes,
         .block_bytes = w->block_bytes,
-        .v_off = b->v_off,
+        .v_off = b->block.v.off,
+        .k_scale_off = b->block.k_scale.off,
+        .v_scale_off = b->block.v_scale.off,
         .table_room = b->table_room,
         .chunk_shift = b->chunk_shift,
         .block_shift = b->block_shift,
@@ -129,32 +133,20 @@ struct cuda_kv cuda_kv_of(const struct backend *b, uint32_t layer)
         .n_kv_heads = w->n_kv_heads,
         .head_dim = w->head_dim,
         .rope_dims = w->rope_dims,
-        .is_f32 = w->kv == POOL_KV_F32,
+        .k_bits = b->block.k_bits,
+        .v_bits = b->block.v_bits,
+        .n_groups = b->block.n_groups,
+        .fresh = b->fresh,
     };
-}
-
-/* Of one block the first n cells: another may still fill the rest. */
-static void copy_block_cells(const struct backend *b, uint8_t *to, const uint8_t *from, uint32_t n)
-{
-    size_t cell = b->want.head_dim * (b->want.kv == POOL_KV_F32 ? 4 : 2);
-    for (size_t h = 0; h < 2 * (size_t)b->want.n_kv_heads; h++) { /* K's heads, then V's */
-        size_t at = h * (cell << b->block_shift);
-        memcpy(to + at, from + at, n * cell);
-    }
 }
 
 void cuda_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells)
 {
     if (from_chunk > b->arena->n_chunks || to_chunk > b->arena->n_chunks) return;
     uint32_t n = min_u32(n_cells, 1u << b->chunk_shift);
-    uint64_t whole = (uint64_t)(n >> b->block_shift) * b->want.block_bytes;
-    uint32_t rest = n & ((1u << b->block_shift) - 1);
-    for (uint32_t i = 0; i < b->want.n_layers; i++) {
-        const uint8_t *from = b->run[i] + from_chunk * b->chunk_bytes;
-        uint8_t *to = b->run[i] + to_chunk * b->chunk_bytes;
-        memmove(to, from, whole);
-        if (rest && from != to) copy_block_cells(b, to + whole, from + whole, rest);
-    }
+    for (uint32_t i = 0; i < b->want.n_layers; i++)
+        arena_copy_cells(&b->block, 1u << b->block_shift, b->run[i] + to_chunk * b->chunk_bytes,
+                         b->run[i] + from_chunk * b->chunk_bytes, n);
     cuda_resident_forget(b, to_chunk);
 }
 

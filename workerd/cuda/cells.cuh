@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_CUDA_CELLS_CUH
+#define WORKERD_CUDA_CELLS_CUH
+/*
+ * A part's K or V of one head on its way into shared memory, as halves whatever they are kept as
+ * (proto/kv_block.h): [cell][row_halves]. Part of flash.cu's arithmetic: a code times its scale is
+ * rounded to a half once.
+ */
+#include "workerd/cuda/device.cuh"
+
+enum {
+    CELLS = CUDA_FLASH_CELLS,
+    UNIT = 16, /* cells that surely lie in one block */
+};
+
+/* Rows of cells in shared memory: 16 bytes longer than they need to be, so that the eight rows of a
+ * matrix lie in different banks. */
+template <int HD> constexpr __host__ __device__ int row_halves() { return HD + 8; }
+template <int HD> constexpr __host__ __device__ int cells_bytes()
+{
+    return CELLS * row_halves<HD>() * 2;
+}
+
+/* Where the 16 cells from a multiple of 16 on lie. */
+__device__ __forceinline__ void blocks_find(const cuda_attend &a, uint32_t lane, uint32_t first,
+                                            uint32_t end, const uint8_t **to)
+{
+    uint32_t pos = first + threadIdx.x * UNIT;
+    if (threadIdx.x >= CELLS / UNIT) return;
+    to[threadIdx.x] = a.kv.host;
+    if (pos >= end) return;
+    cuda_entry e = entry_of(a.kv, lane, pos);
+    to[threadIdx.x] = block_of(a.kv, e, pos, e.slot >= 0);
+}
+
+/* Asks for K or V (off) of one head and the cells [first, end); zeros where none is. */
+template <int HD, int THREADS>
+__device__ __forceinline__ void cells_ask(const cuda_attend &a, const uint8_t *const *blocks,
+                                          uint32_t head, uint64_t off, uint32_t first, uint32_t end,
+                                          __half *to)
+{
+    const uint32_t hd = a.kv.head_dim, mask = (1u << a.kv.block_shift) - 1;
+#pragma unroll 8
+    for (uint32_t i = threadIdx.x; i < CELLS * (HD / 8); i += THREADS) {
+        const uint32_t c = i / (HD / 8), d = i % (HD / 8) * 8;
+        const bool there = first + c < end && d < hd;
+        const __half *from = (const __half *)(blocks[c / UNIT] + off) +
+                             (((uint64_t)head << a.kv.block_shift) + ((first + c) & mask)) * hd +
+                             (there ? d : 0);
+        copy16_or_zeros(to + c * row_halves<HD>() + d, from, there);
+    }
+}
+
+/* Two codes as halves, times their scale: rounded once. bits: 1024 + code + bias, as halves. */
+__device__ __forceinline__ uint32_t halves_of_codes(uint32_t bits, uint32_t bias, __half2 scale)
+{
+    __half2 h = __hmul2(__hsub2(*(const __half2 *)&bits, *(const __half2 *)&bias), scale);
+    return *(const uint32_t *)&h;
+}
+
+/* The same for codes of 8 and 4 bits: a thread reads its pieces of 16 codes of one cell, all at
+ * once, and later makes halves of them. */
+template <int HD, int THREADS> struct cells_codes {
+    static const int N = CELLS * (HD / 16) / THREADS;
+    uint4 code[N];
+    __half scale[N];
+
+    template <int BITS>
+    __device__ __forceinline__ void read(const cuda_kv &kv, const uint8_t *const *blocks,
+                                         uint32_t head, uint64_t off, uint64_t scales,
+                                         uint32_t first, uint32_t end)
+    {
+        const uint32_t mask = (1u << kv.block_shift) - 1, hd = kv.head_dim;
+        const uint64_t codes_at = off + ((uint64_t)head << kv.block_shift) * hd * BITS / 8;
+        const uint64_t scales_at = scales + ((uint64_t)head * kv.n_groups << kv.block_shift) * 2;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint32_t p = i * THREADS + threadIdx.x, c = p / (HD / 16), d = p % (HD / 16) * 16;
+            const bool there = first + c < end && d < hd;
+            const uint32_t cell = there ? (first + c) & mask : 0, of = there ? d : 0;
+            const uint8_t *block = blocks[there ? c / UNIT : 0]; /* the first is there */
+            const uint8_t *from = block + codes_at + (cell * hd + of) * BITS / 8;
+            if (BITS == 8) {
+                code[i] = *(const uint4 *)from;
+            } else {
+                uint2 v = *(const uint2 *)from;
+                code[i].x = v.x, code[i].y = v.y;
+            }
+            const __half *s = (const __half *)(block + scales_at);
+            scale[i] = s[((of / 64) << kv.block_shift) + cell];
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) { /* left out by selection: what is there may be anything */
+            const uint32_t p = i * THREADS + threadIdx.x;
+            if (first + p / (HD / 16) < end && p % (HD / 16) * 16 < hd) continue;
+            code[i] = make_uint4(0, 0, 0, 0);
+            scale[i] = __ushort_as_half(0);
+        }
+    }
+    __device__ __forceinline__ void ask(const cuda_attend &a, const uint8_t *const *blocks,
+                                        uint32_t head, bool is_v, uint32_t first, uint32_t end)
+    {
+        const cuda_kv &kv = a.kv;
+        const uint64_t off = is_v ? kv.v_off : 0, scales = is_v ? kv.v_scale_off : kv.k_scale_off;
+        if ((is_v ? kv.v_bits : kv.k_bits) == 8)
+            read<8>(kv, blocks, head, off, scales, first, end);
+        else
+            read<4>(kv, blocks, head, off, scales, first, end);
+    }
+    __device__ __forceinline__ void put(const cuda_attend &a, bool is_v, __half *to) const
+    {
+        const bool eight = (is_v ? a.kv.v_bits : a.kv.k_bits) == 8;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint32_t p = i * THREADS + threadIdx.x, c = p / (HD / 16), d = p % (HD / 16) * 16;
+            const __half2 by = __half2half2(scale[i]);
+            const uint32_t w[4] = {code[i].x, code[i].y, code[i].z, code[i].w};
+            uint32_t h[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                if (eight) { /* bytes 0 and 1, or 2 and 3, below the bytes of 1024 */
+                    uint32_t v = w[k / 2] ^ 0x80808080;
+                    uint32_t bits = __byte_perm(v, 0x64646464, k % 2 ? 0x4342 : 0x4140);
+                    h[k] = halves_of_codes(bits, 0x64806480, by);
+                } else { /* the halves of byte k % 4 */
+                    uint32_t v = w[k / 4], j = k % 4;
+                    uint32_t bits = __byte_perm(v & 0x0f0f0f0f, v >> 4 & 0x0f0f0f0f,
+                                                j | j << 4 | (4 + j) << 8 | (4 + j) << 12);
+                    h[k] = halves_of_codes((bits & 0x00ff00ff) | 0x64006400, 0x64086408, by);
+                }
+            }
+            uint4 *at = (uint4 *)(to + c * row_halves<HD>() + d);
+            at[0] = make_uint4(h[0], h[1], h[2], h[3]);
+            at[1] = make_uint4(h[4], h[5], h[6], h[7]);
+        }
+    }
+};
+
+#endif
