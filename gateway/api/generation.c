@@ -531,8 +531,10 @@ uint32_t generation_cached_tokens(const struct generation *g)
 struct logprobs_part choice_probs(struct choice *c)
 {
     struct generation *g = c->of;
-    uint32_t from = c->n_probs_sent, to;
-    if (c->ending == ENDED_BY_STRING)
+    uint32_t from = c->n_probs_sent, to = from;
+    if (c->probs.n == from) /* none were asked for, or no new ones came */
+        ;
+    else if (c->ending == ENDED_BY_STRING)
         to = text_tokens_before_stop(c->text);
     else
         to = text_tokens_shown(c->text, from);

@@ -200,7 +200,7 @@ def test_memory_that_cannot_be_locked(tiny_model):
         limited = ["setpriv", "--bounding-set=-ipc_lock", *limited]
     with c:
         command = [*limited, BUILD / "poold/poold", "--config", c.write_config()]
-        poold = Process("poold", command, c.folder, c.notify.path)
+        poold = Process("poold", command, c.folder, {"NOTIFY_SOCKET": c.notify.path})
         c.processes.append(poold)
         c.wait_ready(poold)
         worker = c.launch("workerd", "--stage", 0)
