@@ -271,6 +271,75 @@ START_TEST(crowd_equals_alone)
 }
 END_TEST
 
+/* ---- long conversations ---- */
+
+enum { LONG_CELLS = 40000, LONG_LANES = 3, LONG_STEPS = 3, LONG_ROWS = 100 };
+
+/* Of conversations at these lengths, one step: a row each, but in the second step, when the second
+ * one has a piece of a prompt. Cells that nobody computed all hold the same small values. */
+static const uint32_t long_at[LONG_LANES] = {40, LONG_CELLS, LONG_CELLS - 10};
+
+static uint32_t long_rows(uint32_t lane, uint32_t step)
+{
+    return lane == 1 && step == 1 ? LONG_ROWS : 1;
+}
+
+static void long_step(struct rig *r, struct rig_chat **c, uint32_t first, uint32_t n, uint32_t step,
+                      struct hashes *h)
+{
+    struct window_lane l[LONG_LANES];
+    uint32_t tokens[LONG_LANES * LONG_ROWS], used = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t rows = long_rows(first + i, step);
+        memcpy(tokens + used, ids + step * LONG_ROWS, rows * sizeof(*ids));
+        used += rows;
+        l[i] = rig_lane(r, c[first + i], rows, WINDOW_ALL);
+    }
+    rig_run(r, l, n, tokens, add_hash, h);
+}
+
+static void long_chats(struct rig *r, struct rig_chat **c)
+{
+    for (uint32_t i = 0; i < LONG_LANES; i++) {
+        c[i] = rig_chat_new(r);
+        rig_reserve(r, c[i], long_at[i] + 2 * LONG_ROWS);
+        c[i]->n_cells = long_at[i];
+    }
+}
+
+START_TEST(long_conversations_do_not_disturb_each_other)
+{
+    const uint32_t per_step[LONG_STEPS] = {LONG_LANES, LONG_LANES - 1 + LONG_ROWS, LONG_LANES};
+    struct rig_want want = want_of(&subjects[_i]);
+    want.context_tokens = LONG_CELLS + 4 * LONG_ROWS;
+    want.chunk_cells = 256;
+    want.max_rows = LONG_LANES * LONG_ROWS;
+    want.max_lanes = LONG_LANES;
+    want.n_chunks = 2 * LONG_LANES * (want.context_tokens / want.chunk_cells + 1);
+    struct rig *r = rig_new(&want);
+    struct rig_chat *c[LONG_LANES], *alone[LONG_LANES];
+    static struct hashes together, one;
+    rig_fill(r, 0x2c);
+    fill_ids(r, 3);
+    long_chats(r, c);
+    long_chats(r, alone);
+    for (uint32_t step = 0; step < LONG_STEPS; step++) {
+        together.n = one.n = 0;
+        long_step(r, c, 0, LONG_LANES, step, &together);
+        for (uint32_t i = 0; i < LONG_LANES; i++)
+            long_step(r, alone, i, 1, step, &one);
+        ck_assert_uint_eq(together.n, per_step[step]);
+        REQUIRE(together.n == one.n && memcmp(together.at, one.at, one.n * sizeof(*one.at)) == 0,
+                "step %u: rows differ from those of each alone", step);
+    }
+    for (uint32_t i = 0; i < LONG_LANES; i++) {
+        rig_chat_free(c[i]);
+        rig_chat_free(alone[i]);
+    }
+    rig_free(r);
+}
+END_TEST
+
 static uint8_t *chunk_at(struct rig *r, uint32_t stage, uint32_t run, uint32_t chunk, size_t *bytes)
 {
     struct pool_arena *a = r->arena[stage];
@@ -418,6 +487,8 @@ static void add_tests(TCase *t)
     tcase_add_loop_test(t, threads_and_stages, 0, n_subjects);
     tcase_add_loop_test(t, chunks_of_any_size, 0, n_subjects);
     tcase_add_loop_test(t, crowd_equals_alone, 0, n_subjects);
+    tcase_add_loop_test(t, long_conversations_do_not_disturb_each_other, 0,
+                        min_u32(n_subjects, ARRAY_LEN(tinies)));
     tcase_add_loop_test(t, kv_is_read_from_the_arena, 0, n_subjects);
     if (rig_device()) tcase_add_loop_test(t, residency_changes_nothing, 0, n_subjects);
     tcase_add_loop_test(t, rows_past_the_table_go_to_the_trash_chunk, 0, n_subjects);
