@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "gateway/tokenizer/memo.h"
 #include "gateway/tokenizer/tokenizer.h"
 #include "gateway/tokenizer/utf8.h"
 #include "tests/suite.h"
@@ -424,6 +425,27 @@ START_TEST(broken_utf8_is_repaired)
 }
 END_TEST
 
+/* Far more pieces than places, all different; of half of them only the later bytes differ. Whatever
+ * a place held, a new piece is not taken for it, and one that was just kept is found again. */
+START_TEST(a_memo_tells_pieces_apart)
+{
+    CLEANUP(freep) struct memo_piece *pieces = xcalloc(MEMO_PIECES, sizeof(*pieces));
+    const struct memo m = {.pieces = pieces};
+    char text[MEMO_BYTES + 2];
+    for (uint32_t i = 0; i < 16 * MEMO_PIECES; i++) {
+        bool hit = true;
+        int n = snprintf(text, sizeof(text), i % 2 ? "prefixes%x" : "%x", i);
+        struct memo_piece *p = memo_place(&m, (const uint8_t *)text, (size_t)n, &hit);
+        ck_assert_msg(p && !hit, "%s was never kept", text);
+        p->n_bytes = (uint8_t)n;
+        ck_assert_ptr_eq(memo_place(&m, (const uint8_t *)text, (size_t)n, &hit), p);
+        ck_assert(hit);
+    }
+    bool hit;
+    ck_assert_ptr_null(memo_place(&m, (const uint8_t *)text, MEMO_BYTES + 1, &hit));
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("tokenizer rules");
@@ -438,5 +460,6 @@ int main(void)
     tcase_add_test(tc, too_many_tokens_are_counted);
     tcase_add_loop_test(tc, odd_vocabularies_are_refused, 0, ARRAY_LEN(refused));
     tcase_add_loop_test(tc, broken_utf8_is_repaired, 0, ARRAY_LEN(broken));
+    tcase_add_test(tc, a_memo_tells_pieces_apart);
     return suite_run("tokenizer rules", tc);
 }
