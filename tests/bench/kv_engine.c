@@ -3,9 +3,8 @@
  * Speed of the compute engine on the CPU with K and V in each format of pool.kv, on the demo model.
  * Formats alternate within a round, so that a drift of the machine meets all of them; a row holds
  * the median and the best of the rounds. One thread, and seconds are those that the processor gave
- * it, so that what else runs hardly counts. Cells before a test's tokens hold zeros: a step reads as
- * many bytes for them. Prints CSV. Usage:
- *     kv_engine [VARIANT [ROUNDS]]
+ * it, so that what else runs hardly counts. Cells before a test's tokens hold zeros: a step reads
+ * as many bytes for them. Prints CSV. Usage: kv_engine [VARIANT [ROUNDS]]
  */
 #include <string.h>
 #include <time.h>
