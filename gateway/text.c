@@ -19,6 +19,7 @@ struct text {
     uint32_t n_tokens, tokens_room;
     const char *stopped_by; /* one of stop[] */
     uint64_t stop_at;       /* where in the text the stop string begins */
+    bool is_cut;
 };
 
 int text_new(const char *const *stops, size_t n, struct text **ret)
@@ -178,10 +179,18 @@ bool text_end(struct text *t, struct bytebuf *out)
     return false;
 }
 
+void text_cut(struct text *t, struct bytebuf *out)
+{
+    bytebuf_fini(&t->raw);
+    show(t, bytebuf_size(&t->held), out);
+    t->is_cut = true;
+}
+
 const char *text_stop_string(const struct text *t) { return t->stopped_by; }
 
 uint32_t text_tokens_shown(const struct text *t, uint32_t from)
 {
+    if (t->is_cut) return t->n_tokens;
     while (from < t->n_tokens && t->token_end[from] <= t->shown_bytes)
         from++;
     return from;

@@ -31,9 +31,11 @@ bool text_push(struct text *t, const char *bytes, size_t n, struct bytebuf *out)
 /* The answer ended for another reason: adds what was withheld. True when a character that is cut by
  * the end completes a stop string. */
 bool text_end(struct text *t, struct bytebuf *out);
+/* The answer was cut: adds what was withheld, but for a character that isn't whole. */
+void text_cut(struct text *t, struct bytebuf *out);
 /* The one that was complete; NULL: none was. */
 const char *text_stop_string(const struct text *t);
-/* How many tokens lie wholly in what was shown; from: a number that it was at least before. */
+/* How many tokens lie wholly in what was shown; all of a text that was cut. from: a number that it was at least before. */
 uint32_t text_tokens_shown(const struct text *t, uint32_t from);
 /* After a stop string: how many tokens lie wholly before it. Those are worth keeping. */
 uint32_t text_tokens_before_stop(const struct text *t);

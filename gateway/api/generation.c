@@ -125,7 +125,7 @@ static void fail(struct generation *g, const struct fault *fault)
     }
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < g->n_choices; i++) {
-        if (!g->choice[i].ending) (void)text_end(g->choice[i].text, &g->choice[i].out);
+        if (!g->choice[i].ending) text_cut(g->choice[i].text, &g->choice[i].out);
         r = send_text(&g->choice[i]);
     }
     close_stream(g, r < 0 ? r : g->shape->fail(g, fault));
@@ -281,9 +281,11 @@ static void on_finished(void *arg, const struct request_end *end)
         return;
     }
     submit_others(c);
-    if (text_end(c->text, &c->out))
+    bool by_model = end->reason == CISTERN__REASON__STOP && !c->of->ask.no_answer;
+    if (!by_model) text_cut(c->text, &c->out);
+    if (by_model && text_end(c->text, &c->out))
         end_choice(c, ENDED_BY_STRING, false);
-    else if (end->reason == CISTERN__REASON__STOP && !c->of->ask.no_answer)
+    else if (by_model)
         end_choice(c, ENDED_BY_MODEL, false);
     else
         end_choice(c, ENDED_BY_LENGTH, end->truncated);

@@ -128,6 +128,26 @@ START_TEST(no_character_is_ever_cut)
 }
 END_TEST
 
+/* max_tokens ends the answer inside a character, and inside what may become a stop string: the
+ * character is left out, the other is text. */
+START_TEST(a_cut_answer_has_no_part_of_a_character)
+{
+    static const char *const stop[] = {"END"};
+    struct text *t = NULL;
+    struct bytebuf out = {0};
+    ck_assert_int_eq(text_new(stop, 1, &t), 0);
+    ck_assert(!text_push(t, "a", 1, &out));
+    ck_assert(!text_push(t, "EN\xe2", 3, &out));
+    ck_assert(!text_push(t, "\x82", 1, &out));
+    ck_assert_uint_eq(text_tokens_shown(t, 0), 1);
+    text_cut(t, &out);
+    assert_shown(&out, "aEN");
+    ck_assert_uint_eq(text_tokens_shown(t, 0), 3);
+    bytebuf_fini(&out);
+    text_free(t);
+}
+END_TEST
+
 /* tokens: their text, by spaces; keep: how many lie wholly before the stop string "END". */
 static const struct {
     const char *tokens[5];
@@ -177,6 +197,7 @@ int main(void)
     TCase *tc = tcase_create("text");
     tcase_add_loop_test(tc, shown_text_does_not_depend_on_tokens, 0, ARRAY_LEN(cases));
     tcase_add_test(tc, no_character_is_ever_cut);
+    tcase_add_test(tc, a_cut_answer_has_no_part_of_a_character);
     tcase_add_loop_test(tc, tokens_before_the_stop_are_counted, 0, ARRAY_LEN(kept));
     tcase_add_test(tc, stop_strings_are_bounded);
     return suite_run("text", tc);
