@@ -255,7 +255,12 @@ static int socket_options(struct msg_socket *s)
     }
     int64_t max = MSG_MAX_BYTES;
     if (zmq_setsockopt(s->zmq, ZMQ_MAXMSGSIZE, &max, sizeof(max)) < 0) return -errno;
-    if (s->is_server) return set_int(s->zmq, ZMQ_ROUTER_MANDATORY, 1);
+    /* A client's old connection may outlive, by a moment, the server it was to: ZeroMQ ties it to
+     * the next one. Without a handover the client's new connection would never be heard. */
+    if (s->is_server) {
+        int r = set_int(s->zmq, ZMQ_ROUTER_MANDATORY, 1);
+        return r < 0 ? r : set_int(s->zmq, ZMQ_ROUTER_HANDOVER, 1);
+    }
     unsigned char id[IDENTITY_BYTES];
     identity_of(s->self, id);
     return zmq_setsockopt(s->zmq, ZMQ_ROUTING_ID, id, sizeof(id)) < 0 ? -errno : 0;

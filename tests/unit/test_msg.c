@@ -134,6 +134,25 @@ START_TEST(another_incarnation_is_stale_and_changes_nothing)
 }
 END_TEST
 
+/* A client's first connection is not yet gone (of one that found the server before it heard that
+ * its predecessor had died) when its second one comes: that one is heard and answered. */
+START_TEST(who_connects_again_is_heard)
+{
+    connect_client(SERVER);
+    ck_assert_int_eq(send_hello(), 0);
+    run(0);
+    struct msg_client *first = client;
+    client = NULL;
+    connected = false;
+    connect_client(SERVER);
+    ck_assert_int_eq(send_hello(), 0);
+    run(0);
+    ck_assert_int_eq(got_server, 2);
+    ck_assert_int_eq(got_client, 2);
+    msg_client_free(first);
+}
+END_TEST
+
 /* ---- a peer that is not ours ---- */
 
 static size_t pack(uint32_t version, uint64_t from, uint64_t to, unsigned char *ret)
@@ -219,6 +238,7 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_test(t, a_message_and_its_answer);
     tcase_add_test(t, before_it_is_connected_nothing_is_kept);
+    tcase_add_test(t, who_connects_again_is_heard);
     tcase_add_test(t, a_server_knows_whom_it_cannot_reach);
     tcase_add_test(t, another_incarnation_is_stale_and_changes_nothing);
     tcase_add_loop_test(t, strange_messages_end_nothing, 0, ARRAY_LEN(strange));
