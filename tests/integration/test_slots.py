@@ -173,7 +173,7 @@ def test_what_is_no_request(c, tmp_path):
     for action in ("save", "restore"):
         for name in NAMES:
             error = refused(c, slot, action, {"filename": name}, 400, "invalid_request")
-            assert error["param"] == ("filename" if "\0" not in name else None), name  # no JSON
+            assert error["param"] == "filename", name
         for body in ({}, {"filename": 7}, {"filename": None}, []):
             refused(c, slot, action, body, 400, "invalid_request")
     for number in ("8", "x", "-1", "0x0", "99999999999999999999", "0/1"):
