@@ -15,6 +15,9 @@ def pytest_configure(config):
         "markers", "demo_model: needs the demo model, too slow for builds with sanitizers"
     )
     config.addinivalue_line(
+        "markers", "release_build: of what sanitizers replace, as mlock"
+    )
+    config.addinivalue_line(
         "markers", "death_points: stops or hangs a worker at a named point (-Ddeath_points=true)"
     )
 

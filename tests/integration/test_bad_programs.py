@@ -192,6 +192,7 @@ def test_no_room_on_tmpfs(tiny_model):
         assert worker.wait() == 1
 
 
+@pytest.mark.release_build
 def test_memory_that_cannot_be_locked(tiny_model):
     """pool.lock = yes never falls back to memory that may be paged out: both numbers, the knob, 1."""
     c = Cistern(tiny_model, settings={**SMALL, "pool.lock": "yes"})

@@ -152,8 +152,8 @@ def test_a_fork_of_a_living_conversation(slow_model):
     """The second one begins while the first is still answered, and reads only what differs."""
     shared = words(60, 4)
     chats = [
-        (f"{shared} a", {"max_tokens": 120, "temperature": 0}),
-        (f"{shared} b", {"max_tokens": 30, "temperature": 0}),
+        (f"{shared} a", {"max_tokens": 120, "temperature": 0, "ignore_eos": True}),
+        (f"{shared} b", {"max_tokens": 30, "temperature": 0, "ignore_eos": True}),
     ]
     slow = {"worker.variant": "plain"}
     alone, solo = solo_rows(slow_model, chats, **slow)
