@@ -35,7 +35,8 @@ bool text_end(struct text *t, struct bytebuf *out);
 void text_cut(struct text *t, struct bytebuf *out);
 /* The one that was complete; NULL: none was. */
 const char *text_stop_string(const struct text *t);
-/* How many tokens lie wholly in what was shown; all of a text that was cut. from: a number that it was at least before. */
+/* How many tokens lie wholly in what was shown; all of a text that was cut. from: a number that it
+ * was at least before. */
 uint32_t text_tokens_shown(const struct text *t, uint32_t from);
 /* After a stop string: how many tokens lie wholly before it. Those are worth keeping. */
 uint32_t text_tokens_before_stop(const struct text *t);
