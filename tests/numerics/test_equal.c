@@ -506,7 +506,7 @@ static void choose(const struct subject *from, size_t n)
         struct subject *s = &subjects[n_subjects++];
         *s = from[i];
         if (is_full || kv_bits(s->kv, 0) > 8) continue;
-        s->n_ids = min_u32(s->n_ids / 2, SHORT_IDS);
+        s->n_ids = min_u32(s->n_ids, SHORT_IDS);
         s->count_max = min_u32(s->count_max / 2, SHORT_COUNT);
     }
 }
