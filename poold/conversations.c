@@ -185,12 +185,15 @@ static bool find_op(const struct pool *p, struct op_id op, uint32_t *ret_row)
     return false;
 }
 
+/* Whether the row of the request's last attempt is there. It may be active still: the next attempt
+ * can come by another head before the first one's close does. */
 static bool resumes(const struct pool *p, const struct pool_open *ask)
 {
     if (!ask->resume || ask->resume_row >= p->seg->h->n_rows) return false;
     const struct pool_body *b = segment_body(p->seg, ask->resume_row);
     return b->generation == ask->resume_generation && b->salt == ask->salt &&
-           (b->state == POOL_WAITING || b->state == POOL_CLOSING);
+           (b->state == POOL_WAITING || b->state == POOL_CLOSING ||
+            (b->state == POOL_ACTIVE && b->arrival == ask->arrival));
 }
 
 /* The identity layout's open: goes on in whoever lives on the lane's range, as far as both have it
@@ -219,7 +222,7 @@ int pool_open_row(struct pool *p, const struct pool_open *ask, uint32_t *ret_row
     if (p->seg->h->lane_chunks) return open_on_range(p, ask, ret_row);
     if (resumes(p, ask)) {
         const struct pool_body *b = segment_body(p->seg, ask->resume_row);
-        if (b->state == POOL_CLOSING && ask->may_wait) return -EAGAIN;
+        if (b->state != POOL_WAITING && ask->may_wait) return -EAGAIN;
         uint32_t limit = min_u32(pool_cached_cells(b), ask->n_tokens - 1);
         /* Nobody waits for it any more: it is cached like any other. */
         if (b->state == POOL_WAITING && ask->fresh)
