@@ -50,17 +50,23 @@ def second_pipeline(c):
         p.stop()
 
 
-def stands_still(c, stage):
-    """A stream of which this stage's worker has taken a window and not stored any of it."""
+def answered_to(c, stage, **point):
+    """A stream that is being read, of programs of which this stage's worker has a point."""
     c.start_poold()
     for s in (0, 1):
-        c.start_worker(s, wait=False, **({"CISTERN_STOP_AT": WINDOW} if s == stage else {}))
+        c.start_worker(s, wait=False, **(point if s == stage else {}))
     c.start_gateway()
     c.wait_ready(*c.workers)
     c.wait_healthy()
     stream = c.stream(CHAT[0], **CHAT[1])
     reader = threading.Thread(target=stream.read_all)
     reader.start()
+    return stream, reader
+
+
+def stands_still(c, stage):
+    """A stream of which this stage's worker has taken a window and not stored any of it."""
+    stream, reader = answered_to(c, stage, CISTERN_STOP_AT=WINDOW)
     c.workers[stage].wait_frozen()
     return stream, reader
 
@@ -123,15 +129,7 @@ def test_what_a_stopped_worker_holds_is_given_to_nobody(slow_model, alone, stage
 def test_a_device_that_hangs_while_its_process_beats(slow_model, alone, stage):  # noqa: F811
     """Nothing is in flight at the other stage: however long it waits, it is not stuck."""
     with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 3000}) as c:
-        c.start_poold()
-        for s in (0, 1):
-            c.start_worker(s, wait=False, **({"CISTERN_HANG_AT": WINDOW} if s == stage else {}))
-        c.start_gateway()
-        c.wait_ready(*c.workers)
-        c.wait_healthy()
-        stream = c.stream(CHAT[0], **CHAT[1])
-        reader = threading.Thread(target=stream.read_all)
-        reader.start()
+        stream, reader = answered_to(c, stage, CISTERN_HANG_AT=WINDOW)
         assert c.workers[stage].wait() == -signal.SIGKILL
         assert "its device has not gone on" in c.poold.text()
         assert c.workers[1 - stage].alive()
