@@ -52,22 +52,6 @@ struct bench {
 
 /* ---- the heads ---- */
 
-static uint32_t no_rows(void *arg, struct head *h, uint32_t ret[LANES_MAX])
-{
-    (void)arg, (void)h, (void)ret;
-    return 0;
-}
-
-static void attached(void *arg, struct head *h, const uint32_t *rows, size_t n)
-{
-    (void)arg, (void)h, (void)rows, (void)n;
-}
-
-static void give_back(void *arg, struct head *h, uint32_t row, uint64_t generation)
-{
-    (void)arg, (void)h, (void)row, (void)generation;
-}
-
 static void on_row(void *arg, struct head *h, const Cistern__Envelope *m)
 {
     (void)h;
@@ -115,12 +99,7 @@ static void begin(struct bench *b, const char *program, uint32_t n_heads, uint32
     b->tokens = xcalloc(CONTEXT_TOKENS, sizeof(*b->tokens));
     world_init(&b->world, &want);
     for (uint32_t i = 0; i < n_heads; i++) {
-        b->head[i] = (struct head){.rows = no_rows,
-                                   .attached = attached,
-                                   .give_back = give_back,
-                                   .row = on_row,
-                                   .context = CONTEXT_TOKENS,
-                                   .arg = b};
+        b->head[i] = (struct head){.row = on_row, .context = CONTEXT_TOKENS, .arg = b};
         head_init(&b->head[i], &b->world, i, 1);
     }
     for (uint32_t i = 0; i < n_clients; i++)

@@ -39,22 +39,6 @@ struct bench {
 
 /* ---- the pool ---- */
 
-static uint32_t no_rows(void *arg, struct head *h, uint32_t ret[LANES_MAX])
-{
-    (void)arg, (void)h, (void)ret;
-    return 0;
-}
-
-static void attached(void *arg, struct head *h, const uint32_t *rows, size_t n)
-{
-    (void)arg, (void)h, (void)rows, (void)n;
-}
-
-static void give_back(void *arg, struct head *h, uint32_t row, uint64_t generation)
-{
-    (void)arg, (void)h, (void)row, (void)generation;
-}
-
 static bool is_up(void *arg)
 {
     const struct bench *b = arg;
@@ -68,10 +52,7 @@ static void begin(struct bench *b, const char *poold)
                               .chunk_cells = CHUNK_CELLS,
                               .n_rows = 16};
     world_init(&b->world, &want);
-    b->head = (struct head){.rows = no_rows,
-                            .attached = attached,
-                            .give_back = give_back,
-                            .context = b->n_cells + 1,
+    b->head = (struct head){.context = b->n_cells + 1,
                             .n_layers = LAYERS,
                             .block_cells = BLOCK_CELLS,
                             .block_bytes = BLOCK_CELLS * CELL_BYTES,

@@ -39,7 +39,7 @@ static void send_attach(struct stage *s)
     a.max_lanes = LANES_MAX;
     a.endpoint = "nowhere";
     if (s->number == 0) {
-        a.n_rows = h->rows(h->arg, h, rows);
+        a.n_rows = h->rows ? h->rows(h->arg, h, rows) : 0;
         a.rows = rows;
         a.pending = pending;
         for (struct op *op = h->op; op < h->op + OPS_MAX; op++)
@@ -120,7 +120,7 @@ static void attach_done(struct stage *s)
     struct head *h = s->head;
     if (!s->answered || !s->has_files) return;
     s->attached = true;
-    if (s->number == 0) h->attached(h->arg, h, s->rows, s->n_rows);
+    if (s->number == 0 && h->attached) h->attached(h->arg, h, s->rows, s->n_rows);
     for (struct op *op = h->op; head_is_up(h) && op < h->op + OPS_MAX; op++) {
         if (!op->in_use || op->answered) continue;
         op_send(op);
@@ -315,7 +315,8 @@ static void on_message(void *arg, const Cistern__Envelope *m)
     else if (refused || m->body_case == CISTERN__ENVELOPE__BODY_ROW)
         on_answer(s->head, m);
     else if (m->body_case == CISTERN__ENVELOPE__BODY_GIVE_BACK)
-        s->head->give_back(s->head->arg, s->head, m->give_back->row, m->give_back->generation);
+        if (s->head->give_back)
+            s->head->give_back(s->head->arg, s->head, m->give_back->row, m->give_back->generation);
     world_stir(s->head->world);
 }
 

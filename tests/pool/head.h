@@ -90,6 +90,7 @@ struct head {
     struct window window[WINDOWS_MAX];
     uint32_t n_windows;
     struct op op[OPS_MAX];
+    /* Each may be NULL: it holds nothing, and does not care. */
     /* What the head believes to hold, asked at each attach. */
     uint32_t (*rows)(void *arg, struct head *h, uint32_t ret[LANES_MAX]);
     /* It was attached again, these are bound to it. */

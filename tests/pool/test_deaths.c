@@ -117,16 +117,6 @@ static uint32_t victim_rows(void *arg, struct head *h, uint32_t ret[LANES_MAX])
     return 1;
 }
 
-static void victim_attached(void *arg, struct head *h, const uint32_t *rows, size_t n)
-{
-    (void)arg, (void)h, (void)rows, (void)n;
-}
-
-static void victim_give_back(void *arg, struct head *h, uint32_t row, uint64_t generation)
-{
-    (void)arg, (void)h, (void)row, (void)generation;
-}
-
 static bool victim_is_up(void *arg)
 {
     const struct victim *v = arg;
@@ -150,8 +140,7 @@ static int victim(const char *dir, int out)
 {
     static struct victim v;
     world_visit(&v.world, dir);
-    v.head = (struct head){
-        .rows = victim_rows, .attached = victim_attached, .give_back = victim_give_back, .arg = &v};
+    v.head = (struct head){.rows = victim_rows, .arg = &v};
     head_init(&v.head, &v.world, 1, N_STAGES);
     world_run(&v.world, victim_is_up, &v);
     v.op = head_op(&v.head, OP_OPEN);

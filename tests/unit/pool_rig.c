@@ -85,10 +85,16 @@ struct op_id next_op(void) { return (struct op_id){ME, ++op_number}; }
 
 int open_prompt(uint32_t first, uint32_t n, uint64_t salt, uint32_t *ret_row)
 {
+    return open_on_lane(0, first, n, salt, ret_row);
+}
+
+int open_on_lane(uint32_t lane, uint32_t first, uint32_t n, uint64_t salt, uint32_t *ret_row)
+{
     uint32_t tokens[CONTEXT];
     for (uint32_t i = 0; i < n; i++)
         tokens[i] = first + i;
     struct pool_open ask = {.op = next_op(),
+                            .lane = lane,
                             .tokens = tokens,
                             .n_tokens = n,
                             .salt = salt,

@@ -26,6 +26,7 @@ const struct pool_body *body(uint32_t row);
 struct row_seen seen(uint32_t row);
 struct op_id next_op(void);
 /* A prompt whose tokens are first, first + 1, ... */
+int open_on_lane(uint32_t lane, uint32_t first, uint32_t n, uint64_t salt, uint32_t *ret_row);
 int open_prompt(uint32_t first, uint32_t n, uint64_t salt, uint32_t *ret_row);
 /* What the head and the stage do for n cells: token ids, then their words. */
 void compute(uint32_t row, uint32_t first, uint32_t n);

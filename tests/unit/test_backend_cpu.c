@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "tests/suite.h"
+#include "tests/unit/cpu_variants.h"
 #include "workerd/cpu/cpu.h"
 #include "workerd/cpu/f16.h"
 #include "workerd/cpu/repack.h"
@@ -57,14 +58,6 @@ START_TEST(floats_round_to_the_nearest_half)
     ck_assert_uint_eq(f32_to_f16(1e-10F), 0);
 }
 END_TEST
-
-static const struct cpu_kernels *const variants[] = {
-#if defined(__x86_64__)
-    &cpu_kernels_avx512,
-    &cpu_kernels_avx2,
-#endif
-    &cpu_kernels_plain,
-};
 
 static const double no_turn[8];
 static const struct backend_want small = {

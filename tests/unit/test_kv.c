@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "tests/suite.h"
+#include "tests/unit/cpu_variants.h"
 #include "workerd/arena.h"
 #include "workerd/cpu/cpu.h"
 
@@ -63,13 +64,6 @@ START_TEST(blocks_have_two_kib_and_sixteen_cells)
 }
 END_TEST
 
-static const struct cpu_kernels *const variants[] = {
-#if defined(__x86_64__)
-    &cpu_kernels_avx512,
-    &cpu_kernels_avx2,
-#endif
-    &cpu_kernels_plain,
-};
 static const uint32_t formats[] = {POOL_KV_INT8, POOL_KV_K8V4, POOL_KV_Q4};
 
 enum { HEADS = 2, CELLS = 32, HEAD_DIM = 96 }; /* groups of 64 and 32 */

@@ -14,16 +14,7 @@ enum { LANE_CHUNKS = CHUNKS / 3, LANE_CONTEXT = LANE_CHUNKS * C };
 
 static int open_at(uint32_t lane, uint32_t first, uint32_t n, uint32_t *ret_row)
 {
-    uint32_t tokens[LANE_CONTEXT];
-    for (uint32_t i = 0; i < n; i++)
-        tokens[i] = first + i;
-    struct pool_open ask = {.op = next_op(),
-                            .lane = lane,
-                            .tokens = tokens,
-                            .n_tokens = n,
-                            .arrival = pool_next_arrival(pool),
-                            .may_wait = true};
-    return pool_open_row(pool, &ask, ret_row);
+    return open_on_lane(lane, first, n, 0, ret_row);
 }
 
 static uint32_t cached_at(uint32_t lane, uint32_t first, uint32_t n)
