@@ -116,7 +116,7 @@ def test_what_a_stopped_worker_holds_is_given_to_nobody(slow_model, alone, stage
             assert held["table"][: len(row["table"])] == row["table"]
             assert whole_chunks(c, row, done) == kv
             assert c.workers[stage].alive()
-            c.settings["pool.attach_ms"] = 500
+            c.settings["pool.attach_ms"] = 3000
             replace_poold(c)
             reader.join()
             others = c.trace(trace)
