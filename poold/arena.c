@@ -13,7 +13,6 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/statvfs.h>
 
 #include "common/config.h"
 #include "common/death.h"
@@ -166,26 +165,15 @@ static void on_filled(void *arg, uint32_t events)
     a->done(a->arg, a->failed, a->text);
 }
 
-/* The room is looked up first, for an error with numbers; filling finds out for sure. */
-static int check_room(const struct arena_want *w, size_t bytes, struct why *why)
-{
-    struct statvfs s;
-    if (statvfs(w->dir, &s) < 0) return why_set(why, -errno, "%s: %s", w->dir, strerror(errno));
-    uint64_t room = (uint64_t)s.f_bavail * s.f_frsize;
-    if (room >= bytes) return 0;
-    return why_set(
-        why, -ENOSPC,
-        "pool.dir = %s: the arena of stage %u needs %zu bytes and there is room for %llu; "
-        "lower pool.cells, or give the directory a larger tmpfs",
-        w->dir, w->stage, bytes, (unsigned long long)room);
-}
-
 static int make_file(const struct arena_want *w, const char *name, struct why *why, struct arena *a)
 {
     CLEANUP(freep) char *path = NULL;
     if (asprintf(&path, "%s/%s", w->dir, name) < 0) abort();
     (void)unlink(path);
-    int r = check_room(w, a->head.bytes, why);
+    char what[64];
+    (void)snprintf(what, sizeof(what), "the arena of stage %u", w->stage);
+    /* For an error with numbers; filling finds out for sure. */
+    int r = store_check_room(w->dir, a->head.bytes, what, why);
     if (r < 0) return r;
     a->file.bytes = a->head.bytes;
     a->file.fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #include "common/death.h"
 #include "common/log.h"
@@ -121,20 +120,13 @@ static void remove_leftovers(const char *dir)
  * arena looks again when it is made. */
 static int check_room(const char *dir, const struct segment_want *w, struct why *why)
 {
-    struct statvfs s;
     const struct pool_geometry *g = &w->geometry;
     uint64_t cells = ((uint64_t)w->n_chunks + 1) * w->chunk_cells;
     __uint128_t need = (__uint128_t)cells / g->block_cells * g->block_bytes * g->n_layers +
                        cells * sizeof(uint32_t);
-    if (statvfs(dir, &s) < 0) return why_set(why, -errno, "%s: %s", dir, strerror(errno));
-    uint64_t room = (uint64_t)s.f_bavail * s.f_frsize;
-    if (room >= need) return 0;
-    return why_set(why, -ENOSPC,
-                   "pool.dir = %s: %llu cells need %llu bytes and there is room for %llu; lower "
-                   "pool.cells, or give the directory a larger tmpfs",
-                   dir, (unsigned long long)cells,
-                   (unsigned long long)(need > UINT64_MAX ? UINT64_MAX : need),
-                   (unsigned long long)room);
+    char what[64];
+    (void)snprintf(what, sizeof(what), "a pool of %llu cells", (unsigned long long)cells);
+    return store_check_room(dir, need > UINT64_MAX ? UINT64_MAX : (uint64_t)need, what, why);
 }
 
 void poolfiles_sign(const struct daemon *d, struct segment *seg)

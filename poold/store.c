@@ -11,6 +11,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include "common/death.h"
 
@@ -43,6 +44,18 @@ int store_open(const char *dir, const char *name, size_t bytes, struct mapped_fi
     *ret = f;
     f = (struct mapped_file){.fd = -1};
     return 0;
+}
+
+int store_check_room(const char *dir, uint64_t bytes, const char *what, struct why *why)
+{
+    struct statvfs s;
+    if (statvfs(dir, &s) < 0) return why_set(why, -errno, "%s: %s", dir, strerror(errno));
+    uint64_t room = (uint64_t)s.f_bavail * s.f_frsize;
+    if (room >= bytes) return 0;
+    return why_set(why, -ENOSPC,
+                   "pool.dir = %s: %s needs %llu bytes and there is room for %llu; lower "
+                   "pool.cells, or give the directory a larger tmpfs",
+                   dir, what, (unsigned long long)bytes, (unsigned long long)room);
 }
 
 int store_make(const char *dir, const char *name, size_t bytes, struct why *why,

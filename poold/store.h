@@ -29,6 +29,10 @@ int store_open(const char *dir, const char *name, size_t bytes, struct mapped_fi
 int store_make(const char *dir, const char *name, size_t bytes, struct why *why,
                struct mapped_file *ret);
 
+/* -ENOSPC when dir has no room for so many bytes; why names what they are of, both numbers and the
+ * knob. */
+int store_check_room(const char *dir, uint64_t bytes, const char *what, struct why *why);
+
 /* Makes dir (0700) where it is missing, and takes its lock for this process's life. -EBUSY: another
  * poold has it. */
 int store_lock_dir(const char *dir, const char *key, struct why *why, int *ret_lock);
