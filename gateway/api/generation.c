@@ -534,13 +534,11 @@ struct logprobs_part choice_probs(struct choice *c)
 {
     struct generation *g = c->of;
     uint32_t from = c->n_probs_sent, to = from;
-    if (c->probs.n == from) /* none were asked for, or no new ones came */
-        ;
-    else if (c->ending == ENDED_BY_STRING)
-        to = text_tokens_before_stop(c->text);
-    else
-        to = text_tokens_shown(c->text, from);
-    to = max_u32(from, min_u32(to, c->probs.n));
+    if (c->probs.n > from) {
+        to = c->ending == ENDED_BY_STRING ? text_tokens_before_stop(c->text)
+                                          : text_tokens_shown(c->text, from);
+        to = max_u32(from, min_u32(to, c->probs.n));
+    }
     c->n_probs_sent = to;
     return (struct logprobs_part){&c->probs, g->gateway->model.tokenizer, from, to, false};
 }
