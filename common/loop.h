@@ -33,7 +33,8 @@ int loop_set_timer(struct loop_source *s, uint64_t after_us, uint64_t every_us);
 int loop_add_signals(struct loop *l, const int *signals, int n, loop_signal_fn fn, void *arg,
                      struct loop_source **ret);
 /* Called before the loop sleeps, after each round of handlers: for sockets whose state only a look
- * tells. True: call again soon, the loop does not sleep meanwhile. */
+ * tells. True: something was done, or is left to do; all of them are called again before the loop
+ * sleeps, since what one does may be news to another that looked before it. */
 int loop_add_after(struct loop *l, loop_after_fn fn, void *arg, struct loop_source **ret);
 void loop_remove(struct loop_source *s); /* takes NULL */
 

@@ -466,9 +466,10 @@ static bool after_round(void *arg)
 {
     struct http *h = arg;
     MHD_UNSIGNED_LONG_LONG wait_ms = 0;
-    if (h->dirty) run_library(h);
+    bool ran = h->dirty; /* and with it, perhaps, a handler that sent a message */
+    if (ran) run_library(h);
     if (MHD_get_timeout(h->daemon, &wait_ms) == MHD_YES && wait_ms == 0) h->dirty = true;
-    return h->dirty;
+    return ran || h->dirty;
 }
 
 /* ---- life -------------------------------------------------------------------------------- */

@@ -150,10 +150,10 @@ static bool step(void *arg)
             file_fails(c, r, "cannot be written");
         else
             restore_fails(c, r, &why);
-        return false;
+    } else if (++t.next == saved_n_chunks(&t.copy.h)) {
+        finish(c);
     }
-    if (++t.next == saved_n_chunks(&t.copy.h)) finish(c);
-    return !t.done;
+    return true;
 }
 
 /* The row's chunks as its table names them. -ESTALE: it is not ours any more. */
