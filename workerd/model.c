@@ -410,11 +410,13 @@ int model_run(struct model *m, struct window *w)
     return m->ops->sync(m->backend);
 }
 
-struct model_hidden model_hidden(struct model *m, uint32_t i)
+const float *model_residual(struct model *m, uint32_t i)
+{
+    return m->ops->row(m->backend, m->buf.head, i);
+}
+
+const float *model_hidden(struct model *m, uint32_t i)
 {
     bool is_float = m->want.precision == MODEL_FLOAT32;
-    return (struct model_hidden){
-        .residual = m->ops->row(m->backend, m->buf.head, i),
-        .hidden = is_float ? m->ops->row(m->backend, m->buf.norm, i) : NULL,
-    };
+    return is_float ? m->ops->row(m->backend, m->buf.norm, i) : NULL;
 }

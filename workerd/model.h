@@ -71,11 +71,9 @@ void model_copy_cells(struct model *m, uint32_t from_chunk, uint32_t to_chunk, u
 int model_run(struct model *m, struct window *w);
 
 /* For tests: the vectors behind row i of the last logits that a window made, [n_embd] each, valid
- * until the next window. Only float32 precision keeps what entered the output matrix as floats. */
-struct model_hidden {
-    const float *residual; /* what the output norm read */
-    const float *hidden;   /* what it made of it; NULL with int8 */
-};
-struct model_hidden model_hidden(struct model *m, uint32_t i);
+ * until the next call: what the output norm read, and what it made of it. Only float32 precision
+ * keeps the latter as floats; else it is NULL. */
+const float *model_residual(struct model *m, uint32_t i);
+const float *model_hidden(struct model *m, uint32_t i);
 
 #endif

@@ -153,9 +153,10 @@ static void check_hidden(const char *name, const json_t *at)
 {
     enum { RESIDUAL_SCALE = 14 };
     if (run->hidden == 0) return;
-    struct model_hidden h = model_hidden(rig->stage[0], 0);
-    double after = statistics_off(json_object_get(at, "hidden"), h.hidden);
-    double before = statistics_off(json_object_get(at, "residual"), h.residual);
+    const float *hidden = model_hidden(rig->stage[0], 0);
+    double after = statistics_off(json_object_get(at, "hidden"), hidden);
+    const float *residual = model_residual(rig->stage[0], 0);
+    double before = statistics_off(json_object_get(at, "residual"), residual);
     printf("%s: %s: hidden %.2g, residual %.2g\n", run->name, name, after, before);
     ck_assert_msg(after <= run->hidden, "%s: the last vector is off by %g", name, after);
     ck_assert_msg(before <= run->hidden * RESIDUAL_SCALE, "%s: the one before its norm by %g", name,
