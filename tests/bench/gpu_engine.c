@@ -4,8 +4,8 @@
  * some depth, and prompts. The K/V of the depth isn't computed but what the arena holds, zeros: the
  * time of a step does not depend on it. Prints CSV, a row as soon as it is measured. Usage:
  *     gpu_engine DEVICE MODEL KV CONTEXT KV_RESIDENT TEST...
- * TEST is decode:LANES:DEPTH or prompt:TOKENS:DEPTH; KV is a format as in pool.kv; KV_RESIDENT
- * counts cells, "all" or 0.
+ * TEST is decode:LANES:DEPTH or prompt:TOKENS:DEPTH[:PIECE]; KV is a format as in pool.kv;
+ * KV_RESIDENT counts cells, "all" or 0.
  */
 #include <string.h>
 
@@ -13,7 +13,8 @@
 #include "tests/numerics/rig.h"
 
 enum {
-    PIECE = 512,
+    PIECE = 512, /* of a prompt, when a test names none */
+    PIECE_MOST = 4096,
     WARM_UP = 12,   /* decode steps before the clock: graphs are captured, chunks loaded */
     STEPS = 100,    /* of a row */
     BUDGET_S = 20,  /* a row ends after this time with the steps that it has */
@@ -56,7 +57,7 @@ static void bench_decode(struct rig *r, uint32_t lanes, uint32_t depth)
     r->next_chunk = 1;
 }
 
-static void bench_prompt(struct rig *r, uint32_t tokens, uint32_t depth)
+static void bench_prompt(struct rig *r, uint32_t tokens, uint32_t depth, uint32_t piece)
 {
     CLEANUP(freep) uint32_t *ids = xcalloc(tokens, sizeof(*ids));
     for (uint32_t i = 0; i < tokens; i++)
@@ -67,11 +68,11 @@ static void bench_prompt(struct rig *r, uint32_t tokens, uint32_t depth)
     for (int i = 0; i < 3; i++) {
         c->n_cells = depth;
         double t = rig_seconds();
-        (void)rig_read(r, c, ids, tokens, PIECE, WINDOW_LAST, NULL, NULL);
+        (void)rig_read(r, c, ids, tokens, piece, WINDOW_LAST, NULL, NULL);
         t = rig_seconds() - t;
         if (t < best) best = t;
     }
-    printf("\"%s\",prompt,%u,%u,%.3f,%.1f\n", device_name, tokens, depth, best * 1e3,
+    printf("\"%s\",prompt by %u,%u,%u,%.3f,%.1f\n", device_name, piece, tokens, depth, best * 1e3,
            tokens / best);
     (void)fflush(stdout);
     rig_chat_free(c);
@@ -92,6 +93,17 @@ static uint32_t chunks_of(char **tests, int n)
     return most;
 }
 
+static uint32_t largest_piece(char **tests, int n)
+{
+    uint32_t most = PIECE;
+    for (int i = 0; i < n; i++) {
+        unsigned tokens, depth, piece;
+        if (sscanf(tests[i], "prompt:%u:%u:%u", &tokens, &depth, &piece) == 3)
+            most = max_u32(most, piece);
+    }
+    return min_u32(most, PIECE_MOST);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 7 || setenv("TEST_DEVICE", argv[1], 1) < 0) {
@@ -107,7 +119,7 @@ int main(int argc, char **argv)
         .kv = kv,
         .context_tokens = context,
         .max_lanes = LANES_MAX,
-        .max_rows = PIECE + LANES_MAX,
+        .max_rows = largest_piece(argv + 6, argc - 6) + LANES_MAX,
         .chunk_cells = CHUNK,
         .n_chunks = chunks_of(argv + 6, argc - 6),
         .kv_resident = all ? 0 : strtoull(argv[5], NULL, 10),
@@ -120,11 +132,12 @@ int main(int argc, char **argv)
             (unsigned long long)r->facts.weight_bytes);
     printf("device,test,lanes or tokens,depth,ms,tokens_per_s\n");
     for (int i = 6; i < argc; i++) {
-        unsigned n = 0, depth = 0;
+        unsigned n = 0, depth = 0, piece = PIECE;
         if (sscanf(argv[i], "decode:%u:%u", &n, &depth) == 2 && n >= 1 && n <= LANES_MAX)
             bench_decode(r, n, depth);
-        else if (sscanf(argv[i], "prompt:%u:%u", &n, &depth) == 2 && n >= 1)
-            bench_prompt(r, n, depth);
+        else if (sscanf(argv[i], "prompt:%u:%u:%u", &n, &depth, &piece) >= 2 && n >= 1 &&
+                 piece >= 1 && piece <= PIECE_MOST)
+            bench_prompt(r, n, depth, piece);
         else
             fprintf(stderr, "%s: not a test\n", argv[i]);
     }
