@@ -23,6 +23,7 @@ struct backend_buffer; /* float32 [rows][width], on the device */
 struct backend_want {
     uint32_t n_embd, n_heads, n_kv_heads, head_dim; /* head_dim is a multiple of 16 */
     uint32_t n_layers;                              /* of this stage */
+    uint32_t n_vocab;                               /* of the rows of sample; 0: there are none */
     uint32_t rope_dims;       /* leading dimensions of a head that turn; a multiple of 16 */
     const double *rope_freq;  /* [rope_dims / 2], radians a position; copied */
     float eps;                /* of the RMS norms */
@@ -30,6 +31,7 @@ struct backend_want {
     uint32_t kv, block_cells; /* enum pool_kv */
     uint64_t block_bytes;
     uint32_t max_rows, max_lanes, context_tokens;
+    uint32_t max_past;          /* ids of all rows of one sample together */
     uint32_t n_threads;         /* the calling one included; 0 counts as 1 */
     const char *cpus, *variant; /* as in struct model_want */
     bool may_spin;
@@ -102,10 +104,11 @@ struct backend_ops {
     /* y = W x */
     void (*matmul)(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
                    const struct backend_weight *w);
-    /* host[row] = the token that sampler.h's sample chooses at temperature 0; there once sync has
-     * returned. */
-    void (*argmax)(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab,
-                   uint32_t *host);
+    /* What sampler.h says of each row of x, logits: the tokens and probabilities are there once
+     * sync has returned, with the bits that sampler_do gives. rows: [x's rows]; they and what they
+     * point to stay the caller's and must live until sync. Their ids and tokens are below n_vocab.
+     */
+    void (*sample)(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows);
     int (*sync)(struct backend *b);
     /* A row of a buffer, readable by the caller until the next operation. A failure to read it is
      * returned by the next sync. */

@@ -17,6 +17,8 @@
 
 enum {
     LOGITS_ROWS_MAX = 64, /* rows of logits made at a time */
+    PAST_LEAST = 1 << 20, /* ids that penalties look at, of the rows of one time, may be so many: 16
+                             thousand of each; rows with more are chosen in turns */
     LANES_MAX = 4096,
     ROWS_MAX = 1 << 16,
     CONTEXT_MAX = 1 << 24,
@@ -32,11 +34,10 @@ struct model {
     struct weights weights;
     struct arch_buffers buf;
     struct pool_arena *arena;
-    /* Of the last stage, for one row at a time. */
-    struct sampler_candidate *candidates; /* [n_vocab] */
-    float *adjusted;                      /* [n_vocab] */
-    uint32_t *counts;                     /* [n_vocab], all 0 */
-    uint32_t *past;                       /* [context_tokens] */
+    /* Of the last stage: the rows of logits of one time. */
+    struct sampler_row *rows; /* [LOGITS_ROWS_MAX] */
+    uint32_t *past;           /* [max_past]: what their penalties look back to */
+    uint32_t max_past;
 };
 
 static bool is_first(const struct model *m) { return m->want.first_layer == 0; }
@@ -131,12 +132,14 @@ static int choose_device(const char *name, struct why *why, const struct backend
 static int open_backend(struct model *m, struct why *why)
 {
     const struct model_want *w = &m->want;
+    m->max_past = is_last(m) ? max_u32(PAST_LEAST, w->context_tokens + w->max_rows) : 0;
     struct backend_want want = {
         .n_embd = m->facts.n_embd,
         .n_heads = m->params.n_heads,
         .n_kv_heads = m->params.n_kv_heads,
         .head_dim = m->params.head_dim,
         .n_layers = w->n_layers,
+        .n_vocab = is_last(m) ? m->facts.n_vocab : 0,
         .rope_dims = m->params.rope_dims,
         .rope_freq = m->params.rope_freq,
         .eps = (float)m->params.eps,
@@ -147,6 +150,7 @@ static int open_backend(struct model *m, struct why *why)
         .max_rows = w->max_rows,
         .max_lanes = w->max_lanes,
         .context_tokens = w->context_tokens,
+        .max_past = m->max_past,
         .n_threads = w->n_threads,
         .cpus = w->cpus,
         .variant = w->variant,
@@ -180,10 +184,8 @@ static int make_buffers(struct model *m, struct why *why)
         if (r < 0) return why_set(why, r, "no memory for windows of %u rows", rows);
     }
     if (!is_last(m)) return 0;
-    m->candidates = xcalloc(dim[DIM_VOCAB], sizeof(*m->candidates));
-    m->adjusted = xcalloc(dim[DIM_VOCAB], sizeof(*m->adjusted));
-    m->counts = xcalloc(dim[DIM_VOCAB], sizeof(*m->counts));
-    m->past = xcalloc(m->want.context_tokens, sizeof(*m->past));
+    m->rows = xcalloc(LOGITS_ROWS_MAX, sizeof(*m->rows));
+    m->past = xcalloc(m->max_past, sizeof(*m->past));
     return 0;
 }
 
@@ -233,9 +235,7 @@ void model_free(struct model *m)
     if (!m) return;
     if (m->backend) m->ops->close(m->backend);
     weights_fini(&m->weights);
-    free(m->candidates);
-    free(m->adjusted);
-    free(m->counts);
+    free(m->rows);
     free(m->past);
     free(m);
 }
@@ -271,99 +271,90 @@ static int check_window(const struct model *m, const struct window *w)
     return !is_first(m) && !w->in ? -EINVAL : 0;
 }
 
-/* Rows with logits, collected until the backend's head_rows are there. */
+/* Rows with logits, collected until the backend's head_rows are there, or what their penalties look
+ * back to is max_past. */
 struct wanted {
-    uint32_t n, row[LOGITS_ROWS_MAX], lane[LOGITS_ROWS_MAX];
+    uint32_t n, n_past, row[LOGITS_ROWS_MAX], lane[LOGITS_ROWS_MAX];
 };
-
-/* Whether nobody looks at the rows' logits but for the largest. */
-static bool is_greedy(const struct window *w, const struct wanted *want)
-{
-    for (uint32_t i = 0; i < want->n; i++) {
-        const struct window_lane *l = &w->lanes[want->lane[i]];
-        if (l->sampling.temperature > 0 || sampling_adjusts(&l->sampling) || l->probs) return false;
-    }
-    return !w->on_logits;
-}
 
 static bool is_sampled(const struct window_lane *l, uint32_t row)
 {
     return row == l->first_row + l->n_rows - 1;
 }
 
+/* How far the penalties of a row look back. */
+static uint32_t looks_back(const struct window *w, const struct window_lane *l, uint32_t row)
+{
+    uint32_t end = l->pos + l->n_rows;
+    if (!is_sampled(l, row) || !sampling_penalises(&l->sampling) || w->n_cells == 0) return 0;
+    return sampling_looks_back(&l->sampling, end, end - min_u32(l->generated_from, end));
+}
+
 /* The tokens up to the lane's last row that its penalties look at. The head wrote them before it
  * posted this window, and nobody else may while the window is in flight. */
-static struct sampler_past past_read(struct model *m, const struct window *w,
-                                     const struct window_lane *l)
+static struct sampler_past past_read(const struct model *m, const struct window *w,
+                                     const struct window_lane *l, uint32_t back, uint32_t *ids)
 {
     uint32_t end = l->pos + l->n_rows, n = 0;
-    uint32_t n_generated = end - min_u32(l->generated_from, end);
-    for (uint32_t pos = end - sampling_looks_back(&l->sampling, end, n_generated); pos < end;
-         pos++) {
+    for (uint32_t pos = end - back; pos < end; pos++) {
         uint32_t i = pos / w->chunk_cells;
         uint64_t entry = i < l->n_table ? l->table[i] : 0;
         uint64_t cell = (uint64_t)pool_entry_chunk(entry) * w->chunk_cells + pos % w->chunk_cells;
         uint32_t id = cell < w->n_cells ? w->cells[cell] & ~POOL_TOKEN_GENERATED : UINT32_MAX;
-        if (id < m->facts.n_vocab) m->past[n++] = id;
+        if (id < m->facts.n_vocab) ids[n++] = id;
     }
-    return (struct sampler_past){m->past, n, min_u32(n_generated, n)};
+    return (struct sampler_past){ids, n, min_u32(end - min_u32(l->generated_from, end), n)};
 }
 
-static uint32_t sample_row(struct model *m, const struct window *w, const struct window_lane *l,
-                           const float *logits)
+/* The token that follows a row, if it is known. */
+static uint32_t follows(const struct window *w, const struct window_lane *l, uint32_t row)
 {
-    uint32_t n_vocab = m->facts.n_vocab;
-    if (sampling_adjusts(&l->sampling)) {
-        struct sampler_past past = {.ids = m->past};
-        if (sampling_penalises(&l->sampling) && w->n_cells) past = past_read(m, w, l);
-        sampler_adjust(logits, n_vocab, &l->sampling, &past, m->adjusted, m->counts);
-        logits = m->adjusted;
-    }
-    return sample(logits, n_vocab, &l->sampling, l->pos + l->n_rows, m->candidates);
+    if (!is_sampled(l, row)) return w->tokens[row + 1];
+    return l->probs == LINK_PROBS_ALL ? l->next : LINK_NEXT_SAMPLED;
 }
 
-/* Of the token that follows the row. */
-static void probs_row(struct model *m, const struct window *w, const struct window_lane *l,
-                      uint32_t row, const float *logits)
+/* What is asked of a wanted row. */
+static struct sampler_row row_of(struct model *m, const struct window *w,
+                                 const struct window_lane *l, uint32_t row, uint32_t *past)
 {
-    bool is_last_row = is_sampled(l, row);
-    if (l->probs == LINK_PROBS_NONE || (l->probs == LINK_PROBS_SAMPLED && !is_last_row)) return;
-    uint32_t token = l->token;
-    if (!is_last_row)
-        token = w->tokens[row + 1];
-    else if (l->probs == LINK_PROBS_ALL && l->next != LINK_NEXT_SAMPLED)
-        token = l->next;
-    sampler_probs(logits, m->facts.n_vocab, token, l->n_top, m->candidates, &w->probs[row]);
+    bool chooses = is_sampled(l, row);
+    bool has_probs = l->probs == LINK_PROBS_ALL || (l->probs && chooses);
+    return (struct sampler_row){
+        .sampling = chooses ? &l->sampling : NULL,
+        .past = past_read(m, w, l, looks_back(w, l, row), past),
+        .pos = l->pos + l->n_rows,
+        .probs = has_probs ? &w->probs[row] : NULL,
+        .of = has_probs ? follows(w, l, row) : LINK_NEXT_SAMPLED,
+        .n_top = l->n_top,
+    };
 }
 
 static void row_done(struct model *m, struct window *w, const struct wanted *want, uint32_t i)
 {
-    uint32_t lane = want->lane[i], row = want->row[i];
+    uint32_t lane = want->lane[i];
     struct window_lane *l = &w->lanes[lane];
+    if (is_sampled(l, want->row[i])) l->token = m->rows[i].token;
+    if (!w->on_logits) return;
     const float *logits = m->ops->row(m->backend, m->buf.logits, i);
-    if (is_sampled(l, row)) l->token = sample_row(m, w, l, logits);
-    probs_row(m, w, l, row, logits);
-    if (w->on_logits) w->on_logits(w->on_logits_arg, lane, row, logits, m->facts.n_vocab);
+    w->on_logits(w->on_logits_arg, lane, want->row[i], logits, m->facts.n_vocab);
 }
 
 static int head_flush(struct model *m, const struct arch_pass *p, struct window *w,
                       struct wanted *want)
 {
     if (want->n == 0) return 0;
+    uint32_t *past = m->past;
+    for (uint32_t i = 0; i < want->n; i++) {
+        m->rows[i] = row_of(m, w, &w->lanes[want->lane[i]], want->row[i], past);
+        past += m->rows[i].past.n;
+    }
     m->ops->pick(m->backend, m->buf.head, m->buf.x, want->row, want->n);
     m->arch->head_forward(p);
-    uint32_t token[LOGITS_ROWS_MAX];
-    bool greedy = is_greedy(w, want);
-    if (greedy) m->ops->argmax(m->backend, m->buf.logits, m->facts.n_vocab, token);
+    m->ops->sample(m->backend, m->buf.logits, m->rows);
     int r = m->ops->sync(m->backend);
-    for (uint32_t i = 0; i < want->n && r == 0; i++) {
-        struct window_lane *l = &w->lanes[want->lane[i]];
-        if (!greedy)
-            row_done(m, w, want, i);
-        else if (is_sampled(l, want->row[i]))
-            l->token = token[i];
-    }
-    want->n = 0;
+    for (uint32_t i = 0; i < want->n && r == 0; i++)
+        row_done(m, w, want, i);
+    want->n = want->n_past = 0;
     return r;
 }
 
@@ -377,10 +368,13 @@ static int head(struct model *m, const struct arch_pass *p, struct window *w)
         const struct window_lane *l = &w->lanes[i];
         if (l->want == WINDOW_NONE) continue;
         for (uint32_t r = l->want == WINDOW_ALL ? 0 : l->n_rows - 1; r < l->n_rows; r++) {
+            uint32_t back = looks_back(w, l, l->first_row + r);
+            bool full = want.n == room || back > m->max_past - want.n_past;
+            int e = full ? head_flush(m, p, w, &want) : 0;
+            if (e < 0) return e;
             want.row[want.n] = l->first_row + r;
             want.lane[want.n++] = i;
-            int e = want.n == room ? head_flush(m, p, w, &want) : 0;
-            if (e < 0) return e;
+            want.n_past += back;
         }
     }
     int r = head_flush(m, p, w, &want);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Biases and penalties, greedy choice, sampling after top-k, top-p, min-p and temperature, and
- * log-probabilities. Called by model.c for each lane that wants a token; keeps nothing.
+ * log-probabilities. Called by the CPU backend for each row that wants them; keeps nothing.
  */
 #include "workerd/sampler.h"
 
@@ -10,10 +10,11 @@
 #include <string.h>
 
 #include "common/base.h"
+#include "workerd/mass.h"
 
 enum {
     LANES = 16,       /* of a pass over a row: independent, so that compilers use vectors */
-    BLOCK = 64,       /* logits that are summed at once; a multiple of LANES */
+    BLOCK = 64,       /* logits that a draw steps over at once; a multiple of LANES */
     FIRST_TAKEN = 256 /* candidates looked at first; most probability lies in fewer */
 };
 
@@ -41,7 +42,8 @@ static float largest(const float *logits, uint32_t n)
     return nan ? NAN : most[0];
 }
 
-/* Vectors as compilers have them everywhere: each lane is computed like a number alone. */
+/* Vectors as compilers have them everywhere: each lane is computed like a number alone, by mass.h's
+ * steps. */
 typedef double pair __attribute__((vector_size(16)));
 typedef int64_t pair_bits __attribute__((vector_size(16)));
 enum { PAIR = 2 };
@@ -49,70 +51,41 @@ enum { PAIR = 2 };
 static inline pair both(double v) { return (pair){v, v}; }
 static inline pair only_where(pair_bits wanted, pair v) { return (pair)((pair_bits)v & wanted); }
 
-/* e^x for x <= 0, within 1e-14 of it: 2^k e^r by a Taylor series to r^12, |r| <= log(2) / 2, which
- * leaves out less than 2e-16. 0 where e^x is no normal number, and for a NaN. Ours, since a C
- * library's bits differ between processors, and a token drawn must not. */
 static inline pair exp_below(pair x)
 {
-    static const double term[] = {1.0 / 479001600,
-                                  1.0 / 39916800,
-                                  1.0 / 3628800,
-                                  1.0 / 362880,
-                                  1.0 / 40320,
-                                  1.0 / 5040,
-                                  1.0 / 720,
-                                  1.0 / 120,
-                                  1.0 / 24,
-                                  1.0 / 6,
-                                  0.5,
-                                  1,
-                                  1};
-    const pair magic = both(0x1.8p52); /* added and subtracted: rounds to an integer */
-    pair_bits normal = x >= both(-708);
-    pair y = only_where(normal, x), sum = y * both(0x1.71547652b82fep+0) + magic, k = sum - magic;
-    pair r =
-        y - k * both(0x1.62e42fefa3800p-1); /* log(2) in two parts; k times this one is exact */
-    r -= k * both(0x1.ef35793c76730p-45);
+    static const double term[] = MASS_EXP_TERMS;
+    const pair integer = both(MASS_INTEGER);
+    pair_bits normal = x >= both(MASS_EXP_LEAST);
+    pair y = only_where(normal, x), sum = y * both(MASS_LOG2_E) + integer, k = sum - integer;
+    pair r = y - k * both(MASS_LN2_HIGH);
+    r -= k * both(MASS_LN2_LOW);
     pair p = both(term[0]);
     for (size_t i = 1; i < ARRAY_LEN(term); i++)
         p = p * r + both(term[i]);
-    pair_bits power = ((pair_bits)sum + 1023) << 52; /* k lies in the lowest bits of the sum */
+    pair_bits power = ((pair_bits)sum + 1023) << 52;
     return only_where(normal, p * (pair)power);
 }
 
-/* How likely logits are beside the largest, at 1 / per. Equal infinities are equally likely. */
-static inline pair weights(pair logits, double most, double per)
+static inline pair_bits masses(pair logits, double most, double per)
 {
-    return exp_below(only_where(logits != both(most), (logits - both(most)) * both(per)));
+    pair weight = exp_below(only_where(logits != both(most), (logits - both(most)) * both(per)));
+    return (pair_bits)(weight + both(MASS_ROUND)) - MASS_ROUND_BITS;
 }
 
-static double weight(float logit, float most, double per)
+static uint64_t row_sum(const float *logits, uint32_t n, float most, double per)
 {
-    return weights(both((double)logit), (double)most, per)[0];
-}
-
-/* Of at most BLOCK logits; the order of the additions depends on n alone. */
-static double block_sum(const float *logits, uint32_t n, float most, double per)
-{
-    pair lane[LANES / PAIR] = {0};
+    pair_bits lane[LANES / PAIR] = {0};
+    uint64_t sum = 0;
     uint32_t i = 0;
     for (; i + LANES <= n; i += LANES)
         for (uint32_t j = 0; j < LANES / PAIR; j++) {
             const float *at = logits + i + j * PAIR;
-            lane[j] += weights((pair){(double)at[0], (double)at[1]}, (double)most, per);
+            lane[j] += masses((pair){(double)at[0], (double)at[1]}, (double)most, per);
         }
     for (; i < n; i++)
-        lane[0] += (pair){weight(logits[i], most, per), 0};
-    for (uint32_t j = 1; j < LANES / PAIR; j++)
-        lane[0] += lane[j];
-    return lane[0][0] + lane[0][1];
-}
-
-static double row_sum(const float *logits, uint32_t n, float most, double per)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i += BLOCK)
-        sum += block_sum(logits + i, min_u32(BLOCK, n - i), most, per);
+        sum += mass_of(logits[i], most, per);
+    for (uint32_t j = 0; j < LANES / PAIR; j++)
+        sum += (uint64_t)lane[j][0] + (uint64_t)lane[j][1];
     return sum;
 }
 
@@ -172,23 +145,23 @@ static void take_first(const float *logits, uint32_t n, uint32_t k, struct sampl
     qsort(c, k, sizeof(*c), compare);
 }
 
-/* How many of n ordered candidates hold so much of the probability: the fewest that reach it; n + 1
- * when they don't. */
-static uint32_t reach(const struct sampler_candidate *c, uint32_t n, double share)
+/* How many of n ordered candidates hold so much mass: the fewest that reach it; n + 1 when they
+ * don't. */
+static uint32_t reach(const struct sampler_candidate *c, uint32_t n, uint64_t mass)
 {
-    double sum = 0;
+    uint64_t sum = 0;
     for (uint32_t i = 0; i < n; i++) {
-        sum += weight(c[i].logit, c[0].logit, 1);
-        if (sum >= share) return i + 1;
+        sum += mass_of(c[i].logit, c[0].logit, 1);
+        if (sum >= mass) return i + 1;
     }
     return n + 1;
 }
 
-static double candidates_sum(const struct sampler_candidate *c, uint32_t n, double per)
+static uint64_t candidates_sum(const struct sampler_candidate *c, uint32_t n, double per)
 {
-    double sum = 0;
+    uint64_t sum = 0;
     for (uint32_t i = 0; i < n; i++)
-        sum += weight(c[i].logit, c[0].logit, per);
+        sum += mass_of(c[i].logit, c[0].logit, per);
     return sum;
 }
 
@@ -196,7 +169,7 @@ static double candidates_sum(const struct sampler_candidate *c, uint32_t n, doub
 static uint32_t keep_min_p(const struct sampler_candidate *c, uint32_t n, double min_p)
 {
     uint32_t kept = 1;
-    while (kept < n && weight(c[kept].logit, c[0].logit, 1) >= min_p)
+    while (kept < n && mass_weight(c[kept].logit, c[0].logit, 1) >= min_p)
         kept++;
     return kept;
 }
@@ -208,11 +181,11 @@ static uint32_t candidates(const float *logits, uint32_t n_vocab, float most,
 {
     bool all = s->top_k == 0 || s->top_k >= n_vocab;
     uint32_t n = all ? min_u32(FIRST_TAKEN, n_vocab) : s->top_k, kept = n;
-    double sum = all && s->top_p < 1 ? row_sum(logits, n_vocab, most, 1) : 0;
+    uint64_t sum = all && s->top_p < 1 ? row_sum(logits, n_vocab, most, 1) : 0;
     for (;; n = (uint32_t)min_u64((uint64_t)n * 8, n_vocab)) {
         take_first(logits, n_vocab, n, c);
         if (s->top_p < 1)
-            kept = reach(c, n, (double)s->top_p * (all ? sum : candidates_sum(c, n, 1)));
+            kept = reach(c, n, mass_share(s->top_p, all ? sum : candidates_sum(c, n, 1)));
         else
             kept = all && n < n_vocab ? n + 1 : n;
         bool decided = kept <= n;
@@ -228,47 +201,34 @@ static uint32_t candidates(const float *logits, uint32_t n_vocab, float most,
 
 /* ---- drawing ---- */
 
-/* splitmix64's finisher (Steele, Lea, Flood 2014) over a counter made of the position. */
-static uint64_t mixed(uint64_t v)
+static uint32_t draw(const struct sampler_candidate *c, uint32_t n, const struct sampling *s,
+                     uint32_t pos)
 {
-    v = (v ^ v >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    v = (v ^ v >> 27) * UINT64_C(0x94d049bb133111eb);
-    return v ^ v >> 31;
-}
-
-/* In [0, 1), of (seed, position) and nothing else. */
-static double uniform(uint64_t seed, uint32_t pos)
-{
-    uint64_t v = mixed(mixed(seed) + (pos + UINT64_C(1)) * UINT64_C(0x9e3779b97f4a7c15));
-    return (double)(v >> 11) * 0x1p-53;
-}
-
-static uint32_t draw(const struct sampler_candidate *c, uint32_t n, double temperature, double u)
-{
-    double want = u * candidates_sum(c, n, 1 / temperature), sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        sum += weight(c[i].logit, c[0].logit, 1 / temperature);
+    double per = 1 / (double)s->temperature;
+    uint64_t want = mass_drawn(s->seed, pos, candidates_sum(c, n, per)), sum = 0;
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        sum += mass_of(c[i].logit, c[0].logit, per);
         if (want < sum) return c[i].id;
     }
     return c[n - 1].id;
 }
 
 /* The same of a whole row in the order of the ids, which needs no sorting. */
-static uint32_t draw_row(const float *logits, uint32_t n, float most, double temperature, double u)
+static uint32_t draw_row(const float *logits, uint32_t n, float most, const struct sampling *s,
+                         uint32_t pos)
 {
-    double per = 1 / temperature, want = u * row_sum(logits, n, most, per), sum = 0;
-    uint32_t i = 0, last = 0;
-    for (double block; i < n; i += BLOCK, sum += block) {
-        block = block_sum(logits + i, min_u32(BLOCK, n - i), most, per);
+    double per = 1 / (double)s->temperature;
+    uint64_t want = mass_drawn(s->seed, pos, row_sum(logits, n, most, per)), sum = 0;
+    uint32_t i = 0;
+    for (uint64_t block; i + BLOCK < n; i += BLOCK, sum += block) {
+        block = row_sum(logits + i, BLOCK, most, per);
         if (want < sum + block) break;
     }
-    for (; i < n; i++) {
-        double w = weight(logits[i], most, per);
-        sum += w;
-        if (want < sum) return i;
-        if (w > 0) last = i; /* where rounding leaves nothing to draw from */
+    for (; i + 1 < n; i++) {
+        sum += mass_of(logits[i], most, per);
+        if (want < sum) break;
     }
-    return last;
+    return i;
 }
 
 uint32_t sample(const float *logits, uint32_t n_vocab, const struct sampling *s, uint32_t pos,
@@ -277,11 +237,10 @@ uint32_t sample(const float *logits, uint32_t n_vocab, const struct sampling *s,
     float most = largest(logits, n_vocab);
     if (isnan(most)) return lowest_number(logits, n_vocab);
     if (!(s->temperature > 0)) return find(logits, n_vocab, most);
-    double u = uniform(s->seed, pos), temperature = (double)s->temperature;
     if (s->top_k == 0 && !(s->top_p < 1) && !(s->min_p > 0))
-        return draw_row(logits, n_vocab, most, temperature, u);
+        return draw_row(logits, n_vocab, most, s, pos);
     uint32_t n = candidates(logits, n_vocab, most, s, scratch);
-    return draw(scratch, n, temperature, u);
+    return draw(scratch, n, s, pos);
 }
 
 /* ---- biases and penalties ---- */
@@ -332,24 +291,59 @@ void sampler_adjust(const float *logits, uint32_t n_vocab, const struct sampling
 
 /* ---- probabilities ---- */
 
-/* Equal infinities are 0 apart. */
-static double below(float logit, float most)
-{
-    return logit == most ? 0 : (double)logit - (double)most;
-}
-
 void sampler_probs(const float *logits, uint32_t n_vocab, uint32_t token, uint32_t n_top,
                    struct sampler_candidate *scratch, struct link_probs *ret)
 {
     float most = largest(logits, n_vocab);
     *ret = (struct link_probs){.logprob = -INFINITY};
     if (isnan(most)) return;
-    double norm = log(row_sum(logits, n_vocab, most, 1));
-    ret->logprob = (float)(below(logits[token], most) - norm);
+    double norm = mass_log(row_sum(logits, n_vocab, most, 1));
+    ret->logprob = mass_logprob(logits[token], most, norm);
     ret->n_top = min_u32(min_u32(n_top, LINK_TOP_MAX), n_vocab);
     if (ret->n_top == 0) return;
     take_first(logits, n_vocab, ret->n_top, scratch);
     for (uint32_t i = 0; i < ret->n_top; i++)
-        ret->top[i] =
-            (struct link_prob){scratch[i].id, (float)(below(scratch[i].logit, most) - norm)};
+        ret->top[i] = (struct link_prob){scratch[i].id, mass_logprob(scratch[i].logit, most, norm)};
+}
+
+/* ---- a row ---- */
+
+struct sampler {
+    uint32_t n_vocab;
+    struct sampler_candidate *candidates; /* [n_vocab] */
+    float *adjusted;                      /* [n_vocab] */
+    uint32_t *counts;                     /* [n_vocab], all 0 */
+};
+
+struct sampler *sampler_new(uint32_t n_vocab)
+{
+    struct sampler *s = xnew(struct sampler);
+    s->n_vocab = n_vocab;
+    s->candidates = xcalloc(n_vocab, sizeof(*s->candidates));
+    s->adjusted = xcalloc(n_vocab, sizeof(*s->adjusted));
+    s->counts = xcalloc(n_vocab, sizeof(*s->counts));
+    return s;
+}
+
+void sampler_free(struct sampler *s)
+{
+    if (!s) return;
+    free(s->candidates);
+    free(s->adjusted);
+    free(s->counts);
+    free(s);
+}
+
+void sampler_do(struct sampler *s, const float *logits, struct sampler_row *row)
+{
+    const float *changed = logits;
+    if (row->sampling && sampling_adjusts(row->sampling)) {
+        sampler_adjust(logits, s->n_vocab, row->sampling, &row->past, s->adjusted, s->counts);
+        changed = s->adjusted;
+    }
+    if (row->sampling)
+        row->token = sample(changed, s->n_vocab, row->sampling, row->pos, s->candidates);
+    if (row->probs)
+        sampler_probs(logits, s->n_vocab, row->of == LINK_NEXT_SAMPLED ? row->token : row->of,
+                      row->n_top, s->candidates, row->probs);
 }

@@ -63,10 +63,35 @@ struct sampler_candidate {
 uint32_t sample(const float *logits, uint32_t n_vocab, const struct sampling *s, uint32_t pos,
                 struct sampler_candidate *scratch);
 
-/* The logarithm of the softmax of the logits as they are, summed in double: of token, and of the
- * n_top (at most LINK_TOP_MAX) most likely. A row with a NaN has none: logprob is then -INFINITY
- * and ret->n_top 0. scratch as above. */
+/* The logarithm of the softmax of the logits as they are, whose sum is that of mass.h: of token,
+ * and of the n_top (at most LINK_TOP_MAX) most likely. A row with a NaN has none: logprob is then
+ * -INFINITY and ret->n_top 0. scratch as above. */
 void sampler_probs(const float *logits, uint32_t n_vocab, uint32_t token, uint32_t n_top,
                    struct sampler_candidate *scratch, struct link_probs *ret);
+
+/* A row of logits and all that is asked of it; backends do it where the logits are
+ * (backend.h: sample) and give the same bits. */
+struct sampler_row {
+    const struct sampling *sampling; /* NULL: no token is chosen */
+    struct sampler_past past;        /* what the penalties look back to */
+    uint32_t pos;                    /* that the chosen token will have */
+    uint32_t token;                  /* out: the chosen one */
+    struct link_probs *probs;        /* out, by the logits as they are; NULL: none are wanted */
+    uint32_t of; /* the token that they are about; LINK_NEXT_SAMPLED: the chosen */
+    uint32_t n_top;
+};
+
+/* Nothing is asked but the largest logit. */
+static inline bool sampler_is_greedy(const struct sampler_row *r)
+{
+    return r->sampling && !r->probs && !(r->sampling->temperature > 0) &&
+           !sampling_adjusts(r->sampling);
+}
+
+/* What a thread needs to do rows of a vocabulary on the host. */
+struct sampler;
+struct sampler *sampler_new(uint32_t n_vocab);
+void sampler_free(struct sampler *s); /* takes NULL */
+void sampler_do(struct sampler *s, const float *logits, struct sampler_row *row);
 
 #endif

@@ -8,11 +8,12 @@
 #include <math.h>
 
 #include "workerd/arch/arch.h"
+#include "workerd/mass.h"
 
 enum {
     LAYERS_MAX = 1024,
     WIDTH_MAX = 1 << 20, /* of a matrix side; keeps every size computed from it inside 64 bits */
-    VOCAB_MAX = 1 << 24,
+    VOCAB_MAX = MASS_VOCAB_MAX,
     CONTEXT_MAX = 1 << 30,
 };
 

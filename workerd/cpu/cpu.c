@@ -87,6 +87,9 @@ static int choose(const char *name, struct why *why, const struct cpu_kernels **
 static void cpu_close(struct backend *b)
 {
     if (!b) return;
+    for (uint32_t i = 0; b->sampler && i < team_size(b->team); i++)
+        sampler_free(b->sampler[i]);
+    free(b->sampler);
     team_free(b->team);
     cpu_store_free(b->store);
     free(b->chunk_words);
@@ -134,6 +137,15 @@ static int check_want(const struct backend_want *w, struct why *why)
     return 0;
 }
 
+static void samplers_new(struct backend *b)
+{
+    uint32_t n = team_size(b->team);
+    if (b->want.n_vocab == 0) return;
+    b->sampler = xcalloc(n, sizeof(*b->sampler));
+    for (uint32_t i = 0; i < n; i++)
+        b->sampler[i] = sampler_new(b->want.n_vocab);
+}
+
 static int cpu_open(const struct backend_want *want, struct why *why, struct backend **ret)
 {
     const struct cpu_kernels *kernels = NULL;
@@ -156,6 +168,7 @@ static int cpu_open(const struct backend_want *want, struct why *why, struct bac
     r = team_new(n_threads, want->cpus, want->may_spin, why, &b->team);
     if (r == 0) r = cpu_plan_new(b, why);
     if (r < 0) return r;
+    samplers_new(b);
     (void)snprintf(b->device, sizeof(b->device), "cpu %s, %u thread%s", kernels->name, n_threads,
                    n_threads == 1 ? "" : "s");
     *ret = TAKE(b);
@@ -315,7 +328,7 @@ const struct backend_ops cpu_backend = {
     .gate_up = cpu_gate_up,
     .pick = cpu_pick,
     .matmul = cpu_matmul,
-    .argmax = cpu_argmax,
+    .sample = cpu_sample,
     .sync = cpu_sync,
     .row = cpu_row,
 };

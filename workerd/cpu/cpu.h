@@ -138,7 +138,7 @@ struct cpu_op {
     const float *host_in;
     float *host_out;
     const uint32_t *rows;                              /* to pick */
-    uint32_t n_vocab, *tokens;                         /* of argmax */
+    struct sampler_row *sampled;                       /* of sample */
     uint32_t next __attribute__((aligned(ALIGNMENT))); /* task to be taken */
 } __attribute__((aligned(ALIGNMENT)));
 
@@ -179,6 +179,7 @@ struct backend {
     struct cpu_partial *split;   /* [slot x K/V head]: [segment][head of the group] */
     uint32_t *split_left;        /* [slot x K/V head]: segments not yet done */
     uint32_t n_slots, n_segments;
+    struct sampler **sampler; /* [thread]; NULL without a vocabulary */
 
     struct pool_arena *arena;
     uint8_t **run;         /* [layer] */

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "workerd/cpu/repack.h"
-#include "workerd/sampler.h"
 
 enum {
     TAKES_A_THREAD = 8, /* of an operation's tasks: few enough to make taking them cheap, enough for
@@ -136,20 +135,16 @@ void cpu_pick(struct backend *b, struct backend_buffer *y, const struct backend_
                                .out = y});
 }
 
-static void run_argmax(const struct cpu_op *op, uint32_t thread, uint32_t row)
+static void run_sample(const struct cpu_op *op, uint32_t thread, uint32_t row)
 {
-    (void)thread;
-    static const struct sampling greedy;
-    const float *logits = op->in->f + (size_t)row * op->in->width;
-    op->tokens[row] = sample(logits, op->n_vocab, &greedy, 0, NULL);
+    sampler_do(op->b->sampler[thread], op->in->f + (size_t)row * op->in->width, &op->sampled[row]);
 }
 
-void cpu_argmax(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab, uint32_t *host)
+void cpu_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows)
 {
-    enqueue(b, (struct cpu_op){.run = run_argmax,
+    enqueue(b, (struct cpu_op){.run = run_sample,
                                .n_tasks = x->n_rows,
-                               .n_vocab = n_vocab,
-                               .tokens = host,
+                               .sampled = rows,
                                .in = (struct backend_buffer *)x});
 }
 

@@ -27,8 +27,7 @@ void cpu_pick(struct backend *b, struct backend_buffer *y, const struct backend_
               const uint32_t *rows, uint32_t n);
 void cpu_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
                 const struct backend_weight *w);
-void cpu_argmax(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab,
-                uint32_t *host);
+void cpu_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows);
 /* Runs the list and empties it. 0, or the first failure since the last sync. */
 int cpu_sync(struct backend *b);
 

@@ -101,9 +101,13 @@ struct backend {
     float *part_ml, *part_o;   /* partial sums of attention */
     uint64_t part_rows_splits; /* rows x splits that fit */
     struct cuda_list *list;
-    float *store_to;       /* where the list's store goes on the host */
-    uint32_t store_values; /* float32 */
-    uint32_t *tokens_to, n_tokens;
+    float *store_to;         /* where the list's store goes on the host */
+    uint32_t store_values;   /* float32 */
+    struct sampler *sampler; /* NULL without a vocabulary */
+    const struct backend_buffer *sampled_of;
+    struct sampler_row *sampled; /* [n_sampled]: of the list's sample */
+    uint32_t n_sampled;
+    bool greedy; /* all of them, and no more is asked */
 };
 
 /* memory.c: NULL when there is none; freed with the backend. Device memory is zeroed. */
@@ -155,8 +159,7 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
                const uint32_t *rows, uint32_t n);
 void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
                  const struct backend_weight *w);
-void cuda_argmax(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab,
-                 uint32_t *host);
+void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows);
 int cuda_sync(struct backend *b);
 
 /* Cells whose attention is summed by itself. */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "workerd/cuda/backend_cuda.h"
 #include "workerd/cuda/cuda.h"
 
 enum {
@@ -202,6 +203,17 @@ static void list_launch(struct backend *b)
     if (b->failed == cudaSuccess) (void)cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
 }
 
+/* What was asked of rows of logits, once they are there. */
+static void sampled_read(struct backend *b)
+{
+    for (uint32_t i = 0; i < b->n_sampled; i++) {
+        if (b->greedy)
+            b->sampled[i].token = b->host_tokens[i];
+        else
+            sampler_do(b->sampler, cuda_backend.row(b, b->sampled_of, i), &b->sampled[i]);
+    }
+}
+
 int cuda_sync(struct backend *b)
 {
     if (b->list->n_ops > 0 && !b->refused && b->failed == cudaSuccess) list_launch(b);
@@ -210,9 +222,9 @@ int cuda_sync(struct backend *b)
     if (b->failed != cudaSuccess) log_error("%s: %s", b->name, cudaGetErrorString(b->failed));
     if (good && b->store_to)
         memcpy(b->store_to, b->host_activations, b->store_values * sizeof(float));
-    if (good && b->tokens_to) memcpy(b->tokens_to, b->host_tokens, b->n_tokens * sizeof(uint32_t));
+    if (good) sampled_read(b);
     b->store_to = NULL;
-    b->tokens_to = NULL;
+    b->n_sampled = 0;
     b->list->n_ops = 0;
     return good ? 0 : b->refused ? b->refused : -EIO;
 }
@@ -470,14 +482,23 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
     written(y, n);
 }
 
-void cuda_argmax(struct backend *b, const struct backend_buffer *x, uint32_t n_vocab,
-                 uint32_t *host)
+static bool all_greedy(const struct sampler_row *rows, uint32_t n)
 {
+    for (uint32_t i = 0; i < n; i++)
+        if (!sampler_is_greedy(&rows[i])) return false;
+    return true;
+}
+
+void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows)
+{
+    b->sampled_of = x;
+    b->sampled = rows;
+    b->n_sampled = x->n_rows;
+    b->greedy = all_greedy(rows, x->n_rows);
+    if (!b->greedy) return;
     struct argmax *a = &op_add(b, OP_ARGMAX)->argmax;
     a->x = x->rows;
     a->n_rows = x->n_rows;
-    a->n_vocab = n_vocab;
+    a->n_vocab = b->want.n_vocab;
     a->token = b->host_tokens;
-    b->tokens_to = host;
-    b->n_tokens = x->n_rows;
 }
