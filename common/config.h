@@ -41,6 +41,7 @@ struct config {
         uint32_t grow;      /* chunks asked for at once */
         uint32_t conversations;
         uint32_t kv;             /* enum pool_kv */
+        uint32_t memory;         /* enum pool_memory of proto/pool_shm.h */
         uint32_t lock;           /* enum pool_lock */
         uint32_t threads;        /* of prefault; 0: all cores */
         uint32_t admission;      /* enum pool_admission */

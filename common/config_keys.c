@@ -29,6 +29,7 @@
     }
 
 static const uint32_t levels[] = {LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG};
+static const uint32_t memories[] = {POOL_MEMORY_SHM, POOL_MEMORY_CUDA};
 static const uint32_t kv_formats[] = {POOL_KV_F32, POOL_KV_F16, POOL_KV_INT8, POOL_KV_K8V4,
                                       POOL_KV_Q4};
 
@@ -52,6 +53,9 @@ const struct config_key config_keys[] = {
     U32(pool, conversations, 1, 1 << 20, "4096", "Conversations remembered at most."),
     CHOICE(pool, kv, "f32|f16|int8|k8v4|q4", kv_formats, "f16",
            "Format of K and V; k8v4: keys as int8, values in 4 bits."),
+    CHOICE(pool, memory, "shm|cuda", memories, "shm",
+           "Memory of the arenas: shm, files in pool.dir that outlive all programs; cuda, host "
+           "memory that CUDA's driver pins, which ends with the last program that has it."),
     CHOICE(pool, lock, "auto|yes|no", NULL, "auto",
            "Lock the memory: yes, no, or when the limit allows."),
     CHOICE(pool, admission, "grow|full", NULL, "grow",

@@ -9,17 +9,28 @@
 #include "proto/link_shm.h"
 
 enum {
-    LIFELINE_VERSION = 2,
+    LIFELINE_VERSION = 3,
     LIFELINE_FDS_MAX = 4,
 };
 #define LIFELINE_MAGIC UINT64_C(0x3166694c434e5443)
 
-/* The first packet of a process, with a pidfd of itself. */
+/* An arena that is CUDA memory (cuda_host.h), as who has it names it: nothing else says what it is
+ * before it is mapped. */
+struct lifeline_arena {
+    uint64_t pool_id;
+    uint64_t bytes; /* 0: none */
+    uint32_t stage, first_layer, n_layers;
+    uint32_t pad_;
+};
+
+/* The first packet of a process, with a pidfd of itself, and with the descriptor of its arena when
+ * that has bytes: a poold that was restarted has nothing else to find it by. */
 struct lifeline_hello {
     uint64_t magic;
     uint32_t version;
     uint32_t role; /* enum pool_role */
     uint64_t incarnation;
+    struct lifeline_arena arena;
 };
 
 enum lifeline_kind {
@@ -42,7 +53,8 @@ struct lifeline_files { /* poold's packets */
     uint64_t incarnation; /* WELCOME: poold's */
     uint64_t pool_id;
     uint32_t pipeline, life;
-    char text[256]; /* REFUSED */
+    uint64_t arena_bytes; /* POOL, ARENA: 0: the arena is a file; else CUDA memory of so many */
+    char text[256];       /* REFUSED */
 };
 
 /* One packet with descriptors. -EAGAIN when it would block. */

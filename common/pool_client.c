@@ -7,6 +7,7 @@
 #include "common/pool_client.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -27,8 +28,10 @@ struct pool_client {
     struct loop_source *retry;
     int sock; /* the lifeline, or -1 */
     struct loop_source *readable;
-    struct msg_client *msg; /* once WELCOME told poold's incarnation */
-    bool up;                /* messages can be sent */
+    struct msg_client *msg;      /* once WELCOME told poold's incarnation */
+    bool up;                     /* messages can be sent */
+    struct lifeline_arena arena; /* handed back with each hello */
+    int arena_fd;
 };
 
 static void on_message(void *arg, uint64_t from, const Cistern__Envelope *m)
@@ -108,8 +111,10 @@ static int say_hello(struct pool_client *c)
         .version = LIFELINE_VERSION,
         .role = c->role,
         .incarnation = c->self,
+        .arena = c->arena,
     };
-    return lifeline_send(c->sock, &hello, sizeof(hello), &pidfd, 1);
+    int fds[] = {pidfd, c->arena_fd};
+    return lifeline_send(c->sock, &hello, sizeof(hello), fds, c->arena.bytes ? 2 : 1);
 }
 
 static void on_retry(void *arg)
@@ -133,7 +138,7 @@ int pool_client_new(struct loop *l, const char *run_dir, uint64_t self, uint32_t
 {
     CLEANUP(pool_client_freep) struct pool_client *c = xnew(struct pool_client);
     *c = (struct pool_client){
-        .loop = l, .self = self, .role = role, .events = *events, .sock = -1, .number = 0};
+        .loop = l, .self = self, .role = role, .events = *events, .sock = -1, .arena_fd = -1};
     c->address.sun_family = AF_UNIX;
     size_t room = sizeof(c->address.sun_path);
     int n = snprintf(c->address.sun_path, room, "%s/lifeline", run_dir);
@@ -157,8 +162,16 @@ void pool_client_free(struct pool_client *c)
     msg_client_free(c->msg);
     /* The lifeline is left to the kernel, which closes it when the process is gone: poold kills a
      * worker whose lifeline closes, and would kill one that is in the middle of an orderly end. */
+    closep(&c->arena_fd);
     free(c->endpoint);
     free(c);
+}
+
+void pool_client_hold(struct pool_client *c, const struct lifeline_arena *arena, int fd)
+{
+    closep(&c->arena_fd);
+    c->arena_fd = arena ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+    c->arena = c->arena_fd >= 0 ? *arena : (struct lifeline_arena){0};
 }
 
 int pool_client_send(struct pool_client *c, Cistern__Envelope *m)

@@ -37,6 +37,9 @@ void pool_client_free(struct pool_client *c);
 static inline void pool_client_freep(struct pool_client **c) { pool_client_free(*c); }
 /* -ENOTCONN while poold is away. m->number is the caller's: see pool_client_number. */
 int pool_client_send(struct pool_client *c, Cistern__Envelope *m);
+/* The arena to be handed back to each poold that comes; fd, a copy of which is kept, and facts as
+ * in lifeline.h. NULL: none. */
+void pool_client_hold(struct pool_client *c, const struct lifeline_arena *arena, int fd);
 uint64_t pool_client_number(struct pool_client *c); /* the next unused number, from 1 */
 
 #endif

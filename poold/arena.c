@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 
 #include "common/config.h"
+#include "common/cuda_host.h"
 #include "common/death.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -28,9 +29,11 @@ enum {
 static const size_t fill_step_bytes = 64 << 20; /* what a thread takes at once */
 
 struct arena {
-    struct mapped_file file;
-    struct pool_arena *h;
-    struct pool_arena head; /* what the header will be; its magic is stored when all is filled */
+    struct mapped_file file; /* of shm */
+    struct cuda_host cuda;   /* of cuda; of one that was handed back the descriptor alone */
+    struct pool_arena *h;    /* NULL: handed back, whoever maps it checks it */
+    struct pool_arena head;  /* what the header will be; its magic is stored when all is filled */
+    uint32_t memory;         /* enum pool_memory */
     uint32_t lock, n_threads;
     uint64_t began_us;
     size_t next, filled; /* filling threads, atomically: bytes given out and bytes done */
@@ -100,9 +103,8 @@ static int lock(struct arena *a)
     return a->lock == POOL_LOCK_YES ? -errno : 0;
 }
 
-static void *fill(void *arg)
+static void fill_files(struct arena *a)
 {
-    struct arena *a = arg;
     pthread_t others[FILL_THREADS_MAX];
     uint32_t n = 0;
     while (n + 1 < a->n_threads && pthread_create(&others[n], NULL, fill_some, a) == 0)
@@ -115,14 +117,49 @@ static void *fill(void *arg)
     double seconds = (double)(now_us() - a->began_us) / 1e6;
     (void)snprintf(a->text, sizeof(a->text), "arena of stage %u: %zu bytes in %.2f s, %s",
                    a->head.stage, a->file.bytes, seconds, locked > 0 ? "locked" : "not locked");
+}
+
+/* The driver allocates, clears and pins in one call. */
+static void fill_cuda(struct arena *a)
+{
+    struct why why = {0};
+    int r = cuda_host_make(a->head.bytes, &why, &a->cuda);
+    if (r < 0) {
+        a->failed = r;
+        (void)snprintf(
+            a->text, sizeof(a->text),
+            "pool.memory = cuda: the arena of stage %u: %.150s; lower pool.cells, or set "
+            "pool.memory = shm",
+            a->head.stage, why.text);
+        return;
+    }
+    (void)madvise(a->cuda.at, a->cuda.bytes, MADV_DONTDUMP);
+    double seconds = (double)(now_us() - a->began_us) / 1e6;
+    (void)snprintf(a->text, sizeof(a->text), "arena of stage %u: %zu bytes of CUDA in %.2f s",
+                   a->head.stage, a->cuda.bytes, seconds);
+}
+
+static void tell(struct arena *a)
+{
     uint64_t one = 1;
     if (write(a->event, &one, sizeof(one)) < 0) abort();
+}
+
+static void *fill(void *arg)
+{
+    struct arena *a = arg;
+    if (a->memory == POOL_MEMORY_CUDA)
+        fill_cuda(a);
+    else
+        fill_files(a);
+    tell(a);
     return NULL;
 }
 
 static void describe_failure(struct arena *a)
 {
     struct rlimit limit = {0};
+    if (a->memory == POOL_MEMORY_CUDA) return; /* the driver's words are there */
     (void)getrlimit(RLIMIT_MEMLOCK, &limit);
     if (a->failed == -ENOSPC)
         (void)snprintf(
@@ -153,13 +190,14 @@ static void on_filled(void *arg, uint32_t events)
 {
     (void)events;
     struct arena *a = arg;
-    (void)pthread_join(a->filler, NULL);
+    if (a->running) (void)pthread_join(a->filler, NULL);
     a->running = false;
     loop_remove(TAKE(a->filled_event));
+    if (a->cuda.at) a->h = a->cuda.at;
     if (a->failed) {
         describe_failure(a);
     } else {
-        if (a->h->magic != POOL_ARENA_MAGIC) sign(a);
+        if (a->h && a->h->magic != POOL_ARENA_MAGIC) sign(a);
         a->ready = true;
     }
     a->done(a->arg, a->failed, a->text);
@@ -196,15 +234,64 @@ static bool same_layout(const struct pool_arena *a, const struct pool_arena *b)
            a->n_chunks == b->n_chunks && memcmp(a->run, b->run, runs) == 0;
 }
 
+static int refuse_layers(const struct arena_want *w, uint32_t first, uint32_t n, struct why *why)
+{
+    return why_set(why, -EINVAL, "the arena of stage %u holds layers %u to %u, not %u to %u",
+                   w->stage, first, first + n - 1, w->first_layer,
+                   w->first_layer + w->n_layers - 1);
+}
+
+/* Finds the file of an earlier poold, or makes one. */
+static int begin_file(struct arena *a, const struct arena_want *w, struct why *why, bool *ret_fresh)
+{
+    char name[32];
+    (void)snprintf(name, sizeof(name), "arena-%u", w->stage);
+    *ret_fresh = true;
+    if (store_open(w->dir, name, a->head.bytes, &a->file) == 0) {
+        const struct pool_arena *h = a->file.at;
+        *ret_fresh = h->magic != POOL_ARENA_MAGIC || h->pool_id != w->h->pool_id;
+        if (!*ret_fresh && !same_layout(h, &a->head))
+            return refuse_layers(w, h->run[0].layer, h->n_runs, why);
+        if (*ret_fresh) mapped_file_fini(&a->file);
+    }
+    int r = *ret_fresh ? make_file(w, name, why, a) : 0;
+    if (r < 0) return r;
+    a->h = a->file.at;
+    (void)madvise(a->file.at, a->file.bytes, MADV_DONTDUMP);
+    return 0;
+}
+
+/* What a worker hands back is taken as it is: the pool's id fixes all but the layers, and whoever
+ * maps it checks its header. poold itself has no use for its bytes. */
+static int begin_cuda(struct arena *a, const struct arena_want *w, struct why *why, bool *ret_fresh)
+{
+    const struct lifeline_arena *held = w->held;
+    *ret_fresh = !held;
+    if (!held) return 0;
+    if (held->first_layer != w->first_layer || held->n_layers != w->n_layers)
+        return refuse_layers(w, held->first_layer, held->n_layers, why);
+    if (held->bytes < a->head.bytes)
+        return why_set(why, -EPROTO, "the arena of stage %u that was handed back is cut short",
+                       w->stage);
+    a->cuda.fd = fcntl(w->held_fd, F_DUPFD_CLOEXEC, 0);
+    if (a->cuda.fd < 0) return why_set(why, -errno, "an arena's descriptor: %s", strerror(errno));
+    a->cuda.bytes = held->bytes;
+    (void)snprintf(a->text, sizeof(a->text), "arena of stage %u: %zu bytes of CUDA, handed back",
+                   w->stage, a->cuda.bytes);
+    return 0;
+}
+
 static int start(struct loop *l, struct arena *a, struct why *why)
 {
     a->began_us = now_us();
     a->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int r = a->event < 0 ? -errno : 0;
     if (r == 0) r = loop_add_fd(l, a->event, EPOLLIN, on_filled, a, &a->filled_event);
-    if (r == 0) r = -pthread_create(&a->filler, NULL, fill, a);
+    bool there = a->cuda.fd >= 0;
+    if (r == 0 && there) tell(a);
+    if (r == 0 && !there) r = -pthread_create(&a->filler, NULL, fill, a);
     if (r < 0) return why_set(why, r, "cannot start filling the arena: %s", strerror(-r));
-    a->running = true;
+    a->running = !there;
     return 0;
 }
 
@@ -215,30 +302,18 @@ int arena_new(struct loop *l, const struct arena_want *want,
               struct arena **ret, bool *ret_fresh)
 {
     CLEANUP(arena_freep) struct arena *a = xnew(struct arena);
-    a->file.fd = a->event = -1;
+    a->file.fd = a->cuda.fd = a->event = -1;
+    a->memory = want->h->memory;
     a->lock = want->lock;
     a->done = done;
     a->arg = arg;
     a->n_threads = min_u32(max_u32(want->n_threads, 1), FILL_THREADS_MAX);
     int r = lay_out(want, &a->head);
     if (r < 0) return why_set(why, r, "stage %u has an impossible layout", want->stage);
-    char name[32];
-    (void)snprintf(name, sizeof(name), "arena-%u", want->stage);
-    bool fresh = true;
-    if (store_open(want->dir, name, a->head.bytes, &a->file) == 0) {
-        const struct pool_arena *h = a->file.at;
-        fresh = h->magic != POOL_ARENA_MAGIC || h->pool_id != want->h->pool_id;
-        if (!fresh && !same_layout(h, &a->head))
-            return why_set(why, -EINVAL,
-                           "the arena of stage %u holds layers %u to %u, not %u to %u", want->stage,
-                           h->run[0].layer, h->run[h->n_runs - 1].layer, want->first_layer,
-                           want->first_layer + want->n_layers - 1);
-        if (fresh) mapped_file_fini(&a->file);
-    }
-    if (fresh) r = make_file(want, name, why, a);
+    bool fresh;
+    r = a->memory == POOL_MEMORY_CUDA ? begin_cuda(a, want, why, &fresh)
+                                      : begin_file(a, want, why, &fresh);
     if (r < 0) return r;
-    a->h = a->file.at;
-    (void)madvise(a->file.at, a->file.bytes, MADV_DONTDUMP);
     r = start(l, a, why);
     if (r < 0) return r;
     *ret = TAKE(a);
@@ -256,12 +331,17 @@ void arena_free(struct arena *a)
     loop_remove(a->filled_event);
     closep(&a->event);
     mapped_file_fini(&a->file);
+    cuda_host_fini(&a->cuda);
     free(a);
 }
 
-int arena_fd(const struct arena *a) { return a->file.fd; }
+int arena_fd(const struct arena *a)
+{
+    return a->memory == POOL_MEMORY_CUDA ? a->cuda.fd : a->file.fd;
+}
 bool arena_ready(const struct arena *a) { return a->ready; }
-uint64_t arena_bytes(const struct arena *a) { return a->file.bytes; }
+uint64_t arena_bytes(const struct arena *a) { return a->head.bytes; }
+uint64_t arena_cuda_bytes(const struct arena *a) { return a->cuda.bytes; }
 
 uint32_t arena_percent(const struct arena *a)
 {

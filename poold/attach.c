@@ -215,6 +215,26 @@ static void on_arena(void *arg, int result, const char *text)
     daemon_end(d, result);
 }
 
+/* Who handed back the CUDA memory of a stage of this pool; NULL: nobody. */
+static const struct process *arena_holder(const struct daemon *d, uint32_t stage)
+{
+    for (const struct process *w = processes_first(d->processes); w; w = w->next)
+        if (w->arena.bytes && w->arena.stage == stage &&
+            w->arena.pool_id == d->pool->seg->h->pool_id)
+            return w;
+    return NULL;
+}
+
+/* Whether a worker of this stage that lived under poold's predecessor may still come back and hand
+ * back its memory. */
+static bool holder_may_come(const struct daemon *d, uint32_t stage)
+{
+    for (const struct process *w = processes_first(d->processes); w; w = w->next)
+        if (w->sock < 0 && w->placed && w->stage == stage && w->role == POOL_ROLE_WORKER)
+            return true;
+    return false;
+}
+
 static int fit_arena(struct daemon *d, struct process *who, struct why *why,
                      Cistern__Code *ret_code)
 {
@@ -229,6 +249,9 @@ static int fit_arena(struct daemon *d, struct process *who, struct why *why,
                        f->stage, first, first + n - 1, f->first_layer,
                        f->first_layer + f->n_layers - 1);
     }
+    bool cuda = d->pool->seg->h->memory == POOL_MEMORY_CUDA;
+    const struct process *holder = cuda ? arena_holder(d, f->stage) : NULL;
+    if (cuda && !holder && holder_may_come(d, f->stage)) return -EAGAIN;
     struct arena_want want = {
         .dir = d->config->pool.dir,
         .h = d->pool->seg->h,
@@ -238,6 +261,8 @@ static int fit_arena(struct daemon *d, struct process *who, struct why *why,
         .n_threads = d->config->pool.threads ? d->config->pool.threads
                                              : (uint32_t)sysconf(_SC_NPROCESSORS_ONLN),
         .lock = d->config->pool.lock,
+        .held = holder ? &holder->arena : NULL,
+        .held_fd = holder ? holder->arena_fd : -1,
     };
     bool fresh;
     int r = arena_new(d->loop, &want, on_arena, d, why, arena, &fresh);
@@ -245,9 +270,13 @@ static int fit_arena(struct daemon *d, struct process *who, struct why *why,
         poolfiles_drop(d); /* an unused pool of another split */
         r = poolfiles_make(d, f, why, ret_code);
         want.h = r == 0 ? d->pool->seg->h : NULL;
+        want.held = NULL;
         if (r == 0) r = arena_new(d->loop, &want, on_arena, d, why, arena, &fresh);
     }
-    if (r == 0 && fresh) poolfiles_empty_rows(d, "an arena was missing or another pool's");
+    if (r == 0 && fresh)
+        poolfiles_empty_rows(d, cuda
+                                    ? "pool.memory = cuda, and no program had their memory any more"
+                                    : "an arena was missing or another pool's");
     return r;
 }
 

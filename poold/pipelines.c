@@ -226,9 +226,14 @@ void pipeline_tell(struct daemon *d, struct process *who)
 void pipeline_heartbeat(struct daemon *d, struct process *who, const Cistern__Envelope *m)
 {
     struct worker_facts *f = who->owner;
-    const struct process_beat beat = {m->heartbeat->phase, m->heartbeat->life,
-                                      m->heartbeat->last_window, m->heartbeat->due_window,
-                                      m->heartbeat->steps};
+    const struct process_beat beat = {
+        .phase = m->heartbeat->phase,
+        .life = m->heartbeat->life,
+        .percent = min_u32(m->heartbeat->percent, 100),
+        .last_window = m->heartbeat->last_window,
+        .due_window = m->heartbeat->due_window,
+        .steps = m->heartbeat->steps,
+    };
     process_take_beat(who, &beat, now_us());
     if (!f || !f->answered || !who->placed || !d->pool) return;
     /* Back after poold's restart in the middle of handing out a life that it never got. One beat

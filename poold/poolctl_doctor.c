@@ -14,6 +14,7 @@
 #include <sys/statvfs.h>
 #include <sys/un.h>
 
+#include "common/cuda_host.h"
 #include "common/gguf.h"
 #include "poold/poolctl.h"
 #include "proto/kv_block.h"
@@ -168,7 +169,8 @@ static void look_at_room(struct plan *p, const struct config *c)
     if (statvfs(dir, &v) < 0 || statfs(dir, &f) < 0)
         return say(p, "pool.dir", false, "pool.dir", "%s: %s", dir, strerror(errno));
     uint64_t room = (uint64_t)v.f_bavail * v.f_frsize + held_bytes(c);
-    uint64_t need = p->arenas + p->control + p->tokens;
+    bool files = c->pool.memory == POOL_MEMORY_SHM;
+    uint64_t need = (files ? p->arenas : 0) + p->control + p->tokens;
     bool tmpfs = (unsigned long)f.f_type == TMPFS_FS;
     say(p, "pool.dir", room >= need, "pool.cells, or a larger tmpfs (mount -o remount,size=...)",
         "%s: %llu bytes wanted, %llu free%s", dir, (unsigned long long)need,
@@ -201,6 +203,15 @@ static void look_at_memory(struct plan *p, const struct config *c)
 static void look_at_lock(struct plan *p, const struct config *c)
 {
     struct rlimit l = {0};
+    struct why no = {0};
+    if (c->pool.memory == POOL_MEMORY_CUDA) {
+        bool can = cuda_host_check(&no) == 0;
+        return say(
+            p, "pool.memory", can, "pool.memory = shm", "%s",
+            can ? "cuda: the driver pins the arenas; they end with the last program that has "
+                  "them"
+                : no.text);
+    }
     (void)getrlimit(RLIMIT_MEMLOCK, &l);
     bool room = l.rlim_cur == RLIM_INFINITY || l.rlim_cur >= p->arenas || geteuid() == 0;
     static const char *const then[] = {"then it is not locked", "then poold ends", "not wanted"};

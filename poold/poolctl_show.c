@@ -47,9 +47,9 @@ void ask_status(struct ctl *c, Cistern__Envelope *m)
 static void text_pool(const json_t *pool)
 {
     const json_t *cells = json_object_get(pool, "cells");
-    printf("pool %s: %lld cells in chunks of %lld, context %lld\n", json_text(pool, "id"),
-           json_number(cells, "total"), json_number(pool, "chunk_cells"),
-           json_number(pool, "context_tokens"));
+    printf("pool %s: %lld cells in chunks of %lld, context %lld, memory %s\n",
+           json_text(pool, "id"), json_number(cells, "total"), json_number(pool, "chunk_cells"),
+           json_number(pool, "context_tokens"), json_text(pool, "memory"));
     if (json_number(pool, "lane_cells"))
         printf("  each lane has %lld cells of its own: nothing is shared or moved\n",
                json_number(pool, "lane_cells"));
@@ -65,6 +65,8 @@ static void text_process(const json_t *o)
     if (json_object_get(o, "stage"))
         printf(", pipeline %lld stage %lld, %s", json_number(o, "pipeline"),
                json_number(o, "stage"), json_text(o, "phase"));
+    else if (json_object_get(o, "loaded_percent"))
+        printf(", starting, %lld %% loaded", json_number(o, "loaded_percent"));
     if (json_is_true(json_object_get(o, "draining"))) printf(", drained");
     printf("%s\n", json_is_true(json_object_get(o, "dying")) ? ", being killed" : "");
 }

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "common/cuda_host.h"
 #include "poold/poolctl.h"
 #include "poold/poolctl_copy.h"
 #include "poold/poolctl_output.h"
@@ -20,6 +21,7 @@ enum { NICE = 10 /* what the lanes compute comes first where cores are few */ };
 struct mapping {
     void *at;
     size_t bytes;
+    struct cuda_host cuda; /* what is mapped, when it is CUDA memory */
 };
 
 struct transfer {
@@ -43,7 +45,10 @@ static void remove_output(void) { output_fini(&t.out); }
 static void unmap_all(void)
 {
     for (uint32_t s = 0; s < POOL_STAGES_MAX; s++)
-        if (t.arena[s].at) (void)munmap(t.arena[s].at, t.arena[s].bytes);
+        if (t.arena[s].cuda.at)
+            cuda_host_fini(&t.arena[s].cuda);
+        else if (t.arena[s].at)
+            (void)munmap(t.arena[s].at, t.arena[s].bytes);
     if (t.tokens.at) (void)munmap(t.tokens.at, t.tokens.bytes);
     memset(t.arena, 0, sizeof(t.arena));
     t.tokens = (struct mapping){0};
@@ -59,7 +64,19 @@ static int map_fd(int fd, size_t least, struct mapping *ret)
     if (st.st_size < (off_t)least) return -EPROTO;
     void *at = mmap(NULL, (size_t)st.st_size, prot, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) return -errno;
-    *ret = (struct mapping){at, (size_t)st.st_size};
+    *ret = (struct mapping){.at = at, .bytes = (size_t)st.st_size};
+    return 0;
+}
+
+static int map_cuda(int fd, uint64_t bytes, struct mapping *ret)
+{
+    struct cuda_host_want want = {
+        .fd = fd, .bytes = bytes, .device = CUDA_HOST_NO_DEVICE, .read_only = t.save};
+    if (bytes < sizeof(struct pool_arena)) return -EPROTO;
+    int r = cuda_host_map(&want, NULL, &ret->cuda);
+    if (r < 0) return r;
+    ret->at = ret->cuda.at;
+    ret->bytes = ret->cuda.bytes;
     return 0;
 }
 
@@ -199,7 +216,9 @@ void transfer_files(struct ctl *c, const struct lifeline_files *f, const int *fd
 {
     if (f->kind != LIFELINE_ARENA || t.n_arenas > c->view.h->n_stages) return;
     int r = n_fds == 2 && f->life < POOL_STAGES_MAX && !t.arena[f->life].at ? 0 : -EPROTO;
-    if (r == 0) r = map_fd(fds[0], sizeof(struct pool_arena), &t.arena[f->life]);
+    if (r == 0)
+        r = f->arena_bytes ? map_cuda(fds[0], f->arena_bytes, &t.arena[f->life])
+                           : map_fd(fds[0], sizeof(struct pool_arena), &t.arena[f->life]);
     if (r == 0) r = use_arena(c->view.h, &t.arena[f->life]);
     if (r == 0 && !t.tokens.at) r = map_fd(fds[1], sizeof(struct pool_tokens), &t.tokens);
     if (r == 0) r = use_tokens(c->view.h);

@@ -56,6 +56,7 @@ static const char *differs(const struct config *c, const struct pool_header *h)
     if (h->chunk_cells != c->pool.chunk) return "pool.chunk";
     if (!same_cells(c, h)) return c->pool.cells ? "pool.cells" : "pool.pipelines";
     if (h->n_rows != c->pool.conversations) return "pool.conversations";
+    if (h->memory != c->pool.memory) return "pool.memory";
     return NULL;
 }
 
@@ -122,8 +123,9 @@ static int check_room(const char *dir, const struct segment_want *w, struct why 
 {
     const struct pool_geometry *g = &w->geometry;
     uint64_t cells = ((uint64_t)w->n_chunks + 1) * w->chunk_cells;
-    __uint128_t need = (__uint128_t)cells / g->block_cells * g->block_bytes * g->n_layers +
-                       cells * sizeof(uint32_t);
+    bool files = w->memory == POOL_MEMORY_SHM;
+    __uint128_t arenas = (__uint128_t)cells / g->block_cells * g->block_bytes * g->n_layers;
+    __uint128_t need = (files ? arenas : 0) + cells * sizeof(uint32_t);
     char what[64];
     (void)snprintf(what, sizeof(what), "a pool of %llu cells", (unsigned long long)cells);
     return store_check_room(dir, need > UINT64_MAX ? UINT64_MAX : (uint64_t)need, what, why);
@@ -172,6 +174,7 @@ int poolfiles_make(struct daemon *d, const struct worker_facts *f, struct why *w
         .chunk_cells = d->config->pool.chunk,
         .grow_chunks = d->config->pool.grow,
         .n_stages = f->n_stages,
+        .memory = d->config->pool.memory,
         .geometry = f->geometry,
     };
     r = want_ranges(d->config, f, &want, why);
@@ -236,13 +239,18 @@ int poolfiles_read_only(const struct daemon *d, const char *name)
 
 int poolfiles_send(struct daemon *d, struct process *who)
 {
-    struct lifeline_files packet = {.kind = LIFELINE_POOL, .pool_id = d->pool->seg->h->pool_id};
+    bool worker = who->role == POOL_ROLE_WORKER;
+    struct lifeline_files packet = {
+        .kind = LIFELINE_POOL,
+        .pool_id = d->pool->seg->h->pool_id,
+        .arena_bytes = worker ? arena_cuda_bytes(d->arena[who->stage]) : 0,
+    };
     CLEANUP(closep) int control = poolfiles_read_only(d, "control");
     CLEANUP(closep) int tokens = poolfiles_read_only(d, "tokens");
     if (control < 0 || tokens < 0) return -errno;
     int fds[LIFELINE_FDS_MAX] = {control};
     uint32_t n = 1;
-    if (who->role == POOL_ROLE_WORKER) {
+    if (worker) {
         fds[n++] = who->stage == 0 ? d->tokens.fd : tokens;
         fds[n++] = d->page[who->pipeline][who->stage].fd;
         fds[n++] = arena_fd(d->arena[who->stage]);

@@ -115,6 +115,7 @@ static void process_free(struct process *w)
     close_lifeline(w);
     loop_remove(w->exited);
     closep(&w->pidfd);
+    closep(&w->arena_fd);
     free(w);
 }
 
@@ -259,6 +260,7 @@ static struct process *process_for(struct processes *p, const struct lifeline_he
         .role = hello->role,
         .uid = cred->uid,
         .sock = -1,
+        .arena_fd = -1,
         .pidfd = -1,
         .record = -1,
     };
@@ -272,6 +274,15 @@ static int welcome(struct process *w)
     return process_send(w, &packet, NULL, 0);
 }
 
+/* What it hands back is looked at when its stage's arena is wanted (attach.c). */
+static void take_arena(struct process *w, const struct lifeline_arena *arena, int fd)
+{
+    closep(&w->arena_fd);
+    w->arena_fd = w->role == POOL_ROLE_WORKER && arena->bytes ? TAKE_FD(fd) : -1;
+    w->arena = w->arena_fd >= 0 ? *arena : (struct lifeline_arena){0};
+    closep(&fd);
+}
+
 /* Reads the hello, which comes right behind the connection. */
 static void admit(struct processes *p, int sock)
 {
@@ -281,11 +292,13 @@ static void admit(struct processes *p, int sock)
     struct ucred cred;
     if (lifeline_receive(sock, &hello, sizeof(hello), fds, &n_fds) < 0) return;
     CLEANUP(closep) int pidfd = n_fds > 0 ? fds[0] : -1;
-    for (uint32_t i = 1; i < n_fds; i++)
+    CLEANUP(closep) int arena_fd = n_fds > 1 ? fds[1] : -1;
+    for (uint32_t i = 2; i < n_fds; i++)
         (void)close(fds[i]);
     const char *no = check_hello(sock, &hello, pidfd, &cred);
     struct process *w = no ? NULL : process_for(p, &hello, &cred);
     if (!w) return refuse(sock, p->self, no ? no : "its incarnation is known already");
+    take_arena(w, &hello.arena, TAKE_FD(arena_fd));
     w->sock = fcntl(sock, F_DUPFD_CLOEXEC, 0);
     w->beat_us = w->moved_us = now_us();
     int r = 0;
@@ -431,6 +444,7 @@ static void adopt(struct processes *p, struct segment *s, int record)
         .pid = r->pid,
         .role = r->role <= POOL_ROLE_TOOL ? r->role : POOL_ROLE_NONE,
         .sock = -1,
+        .arena_fd = -1,
         .placed = r->role == POOL_ROLE_WORKER && r->pipeline < POOL_PIPELINES_MAX &&
                   r->stage < POOL_STAGES_MAX,
         .pipeline = r->pipeline,

@@ -24,7 +24,7 @@ enum { PROCESS_STARTING = 1, PROCESS_SERVING = 2 }; /* Heartbeat.phase; 0: none 
 
 /* A worker's heartbeat (proto/cistern.proto). */
 struct process_beat {
-    uint32_t phase, life;
+    uint32_t phase, life, percent; /* percent: of its weights, loaded */
     uint64_t last_window, due_window, steps;
 };
 
@@ -34,8 +34,10 @@ struct process {
     uint64_t incarnation, start_time;
     uint32_t pid, role; /* enum pool_role */
     uid_t uid;
-    int sock;  /* its lifeline; -1: closed, or not back yet after a restart of poold */
-    int pidfd; /* -1: none (a tool or gateway whose lifeline closed) */
+    int sock; /* its lifeline; -1: closed, or not back yet after a restart of poold */
+    struct lifeline_arena arena; /* CUDA memory that it handed back; 0 bytes: none */
+    int arena_fd;                /* its descriptor, or -1 */
+    int pidfd;                   /* -1: none (a tool or gateway whose lifeline closed) */
     struct loop_source *readable, *exited;
     bool dying;  /* killed, not yet confirmed */
     bool placed; /* a worker that has its place */

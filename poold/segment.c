@@ -57,6 +57,7 @@ static struct pool_header header_of(const struct segment_want *want)
             (want->geometry.context_tokens + want->chunk_cells - 1) / want->chunk_cells + 1,
         .grow_chunks = want->grow_chunks,
         .n_stages = want->n_stages,
+        .memory = want->memory,
         .lane_chunks = want->lane_chunks,
         .pipeline_lanes = want->pipeline_lanes,
         .geometry = want->geometry,

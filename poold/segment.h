@@ -24,6 +24,7 @@ struct segment {
 
 struct segment_want {
     uint32_t n_rows, n_chunks, chunk_cells, grow_chunks, n_stages;
+    uint32_t memory;                      /* enum pool_memory */
     uint32_t lane_chunks, pipeline_lanes; /* of the identity layout; 0: one pool for all */
     struct pool_geometry geometry;
 };

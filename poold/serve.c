@@ -9,6 +9,7 @@
 #include <string.h>
 #include <systemd/sd-daemon.h>
 
+#include "common/cuda_host.h"
 #include "common/log.h"
 #include "poold/daemon.h"
 
@@ -188,9 +189,18 @@ static int timers(struct daemon *d, struct why *why)
     return r < 0 ? why_set(why, r, "cannot make timers: %s", strerror(-r)) : 0;
 }
 
+/* Before anything is made of it: who asks for memory that this machine has not hears so at once. */
+static int check_memory(const struct config *c, struct why *why)
+{
+    struct why no = {0};
+    if (c->pool.memory != POOL_MEMORY_CUDA || cuda_host_check(&no) == 0) return 0;
+    return why_set(why, -ENOTSUP, "pool.memory = cuda: %s; set pool.memory = shm", no.text);
+}
+
 static int begin(struct daemon *d, struct why *why)
 {
     int r = timers(d, why);
+    if (r == 0) r = check_memory(d->config, why);
     if (r == 0) r = poolfiles_open(d, why);
     if (r < 0) return r;
     struct processes_events events = {.dead = on_dead, .arg = d};

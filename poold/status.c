@@ -25,7 +25,8 @@ static json_t *pool_of(const struct daemon *d)
     const struct pool_header *h = d->pool->seg->h;
     char id[24];
     (void)snprintf(id, sizeof(id), "%016llx", (unsigned long long)h->pool_id);
-    return json_pack("{ss sI sI sI sI ss ss so}", "id", id, "chunk_cells",
+    return json_pack("{ss ss sI sI sI sI ss ss so}", "id", id, "memory",
+                     h->memory == POOL_MEMORY_CUDA ? "cuda" : "shm", "chunk_cells",
                      (json_int_t)h->chunk_cells, "lane_cells",
                      (json_int_t)h->lane_chunks * h->chunk_cells, "conversations_max",
                      (json_int_t)h->n_rows, "context_tokens",
@@ -81,6 +82,8 @@ static json_t *processes_of(const struct daemon *d)
     for (const struct process *w = processes_first(d->processes); w; w = w->next) {
         json_t *o = json_pack("{ss sI sb}", "role", roles[w->role], "pid", (json_int_t)w->pid,
                               "dying", w->dying);
+        if (w->role == POOL_ROLE_WORKER && w->beat.phase == PROCESS_STARTING)
+            json_object_set_new(o, "loaded_percent", json_integer(w->beat.percent));
         if (w->placed) {
             json_object_set_new(o, "pipeline", json_integer(w->pipeline));
             json_object_set_new(o, "stage", json_integer(w->stage));

@@ -160,12 +160,17 @@ static int send_arenas(struct daemon *d, struct process *who, bool writable)
         if (!d->arena[s] || !arena_ready(d->arena[s])) return -EAGAIN;
     for (uint32_t s = 0; s < n; s++) {
         struct lifeline_files packet = {
-            .kind = LIFELINE_ARENA, .pool_id = d->pool->seg->h->pool_id, .life = s};
+            .kind = LIFELINE_ARENA,
+            .pool_id = d->pool->seg->h->pool_id,
+            .life = s,
+            .arena_bytes = arena_cuda_bytes(d->arena[s]),
+        };
         char name[24];
         (void)snprintf(name, sizeof(name), "arena-%u", s);
         CLEANUP(closep)
-        int arena = writable ? fcntl(arena_fd(d->arena[s]), F_DUPFD_CLOEXEC, 0)
-                             : poolfiles_read_only(d, name);
+        int arena = writable || packet.arena_bytes
+                        ? fcntl(arena_fd(d->arena[s]), F_DUPFD_CLOEXEC, 0)
+                        : poolfiles_read_only(d, name);
         CLEANUP(closep)
         int tokens =
             writable ? fcntl(d->tokens.fd, F_DUPFD_CLOEXEC, 0) : poolfiles_read_only(d, "tokens");

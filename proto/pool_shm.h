@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 enum {
-    POOL_SHM_VERSION = 4,
+    POOL_SHM_VERSION = 5,
     POOL_PROCESSES_MAX = 128, /* process records; workers, gateways and tools together */
     POOL_PIPELINES_MAX = 8,
     POOL_STAGES_MAX = 16,
@@ -95,6 +95,10 @@ static inline void shm_store_u32(uint32_t *at, uint32_t v)
 
 /* ---- geometry ---------------------------------------------------------------------------- */
 
+/* What an arena is: a file beside the others, or host memory of CUDA, which has no name and ends
+ * with the last process that has it. */
+enum pool_memory { POOL_MEMORY_SHM = 0, POOL_MEMORY_CUDA = 1 };
+
 enum pool_kv {
     POOL_KV_F32 = 1,
     POOL_KV_F16 = 2,
@@ -155,7 +159,7 @@ struct pool_header { /* offset 0 of the control file; poold writes it once, but 
     uint32_t lane_chunks; /* identity layout: chunks of a lane's own range; 0: one pool for all */
     uint32_t pipeline_lanes; /* identity layout: lanes of a pipeline; range r = pipeline * lanes +
                                 lane begins at chunk 1 + r * lane_chunks */
-    uint32_t pad0_;
+    uint32_t memory;         /* enum pool_memory: what the arenas are */
     struct pool_geometry geometry;
     char boot_id[40]; /* of the kernel that the process records' start times belong to */
     struct pool_counters counters; /* poold, at any time */

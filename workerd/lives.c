@@ -96,6 +96,8 @@ static int pool_take(struct lives *l, const struct lifeline_files *f, const int 
         .context_tokens = l->context,
         .block_cells = facts->block_cells,
         .block_bytes = facts->block_bytes,
+        .arena_bytes = f->arena_bytes,
+        .device = l->cuda_device,
     };
     struct pool_map *pool = NULL;
     int r = pool_map_new(fds, &want, why, &pool);
@@ -153,6 +155,20 @@ int lives_files(struct lives *l, const struct lifeline_files *f, int *fds, uint3
     if (f->kind == LIFELINE_POOL) return pool_take(l, f, fds, n_fds, why);
     if (f->kind == LIFELINE_LINK && f->life > l->life) return life_begin(l, f, fds, n_fds, why);
     return 0;
+}
+
+bool lives_arena(const struct lives *l, struct lifeline_arena *ret, int *ret_fd)
+{
+    if (!l->pool || !l->pool->cuda.at) return false;
+    *ret = (struct lifeline_arena){
+        .pool_id = l->pool->pool_id,
+        .bytes = l->pool->arena_bytes,
+        .stage = l->stage,
+        .first_layer = l->first_layer,
+        .n_layers = l->n_layers,
+    };
+    *ret_fd = l->pool->cuda.fd;
+    return true;
 }
 
 /* A life that is over is to be let go of, which the device thread says as its last window. Between

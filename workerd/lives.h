@@ -17,6 +17,7 @@ struct lives {
     /* Set before the first call. */
     uint32_t pipeline, stage, n_stages, first_layer, n_layers, context;
     uint32_t max_rows, max_lanes; /* that the model was loaded for */
+    int cuda_device;              /* its number, or CUDA_HOST_NO_DEVICE */
     struct stage *device;
     struct head *head; /* NULL on other stages than the head's, and before it is there */
 
@@ -32,6 +33,9 @@ struct lives {
  * not what they should be. */
 int lives_files(struct lives *l, const struct lifeline_files *f, int *fds, uint32_t n_fds,
                 struct why *why);
+/* What this worker has of the pool that would end with it: true when its arena is CUDA memory; fd
+ * stays its own. */
+bool lives_arena(const struct lives *l, struct lifeline_arena *ret, int *ret_fd);
 /* A process is confirmed dead. */
 void lives_died(struct lives *l, uint64_t incarnation);
 /* Now and then: a death may have been told while poold's connection was down. */

@@ -96,6 +96,19 @@ static int arena_check(const struct pool_map *m, const struct pool_map_want *w, 
                         w->first_layer + w->n_layers - 1);
 }
 
+static int arena_map_cuda(struct pool_map *m, int fd, const struct pool_map_want *w,
+                          struct why *why)
+{
+    struct cuda_host_want want = {.fd = fd, .bytes = w->arena_bytes, .device = w->device};
+    struct why no = {0};
+    if (w->arena_bytes < sizeof(*m->arena))
+        return why_set(why, -EPROTO, "the pool's arena is cut short");
+    int r = cuda_host_map(&want, &no, &m->cuda);
+    if (r < 0) return why_set(why, r, "pool.memory = cuda: the arena: %s", no.text);
+    m->arena_bytes = m->cuda.bytes;
+    return 0;
+}
+
 static int map_all(struct pool_map *m, const int fds[POOL_MAP_FDS], const struct pool_map_want *w,
                    struct why *why)
 {
@@ -118,10 +131,11 @@ static int map_all(struct pool_map *m, const int fds[POOL_MAP_FDS], const struct
     m->page = at;
     r = page_check(m, w, why);
     if (r < 0) return r;
-    r = map_file(fds[3], "arena", PROT_READ | PROT_WRITE, sizeof(*m->arena), why, &at,
-                 &m->arena_bytes);
+    r = w->arena_bytes ? arena_map_cuda(m, fds[3], w, why)
+                       : map_file(fds[3], "arena", PROT_READ | PROT_WRITE, sizeof(*m->arena), why,
+                                  &at, &m->arena_bytes);
     if (r < 0) return r;
-    m->arena = at;
+    m->arena = w->arena_bytes ? m->cuda.at : at;
     return arena_check(m, w, why);
 }
 
@@ -130,6 +144,7 @@ int pool_map_new(const int fds[POOL_MAP_FDS], const struct pool_map_want *want, 
 {
     CLEANUP(pool_map_unrefp) struct pool_map *m = xnew(struct pool_map);
     m->refs = 1;
+    m->cuda.fd = -1;
     int r = map_all(m, fds, want, why);
     if (r < 0) return r;
     m->pool_id = m->control->pool_id;
@@ -163,7 +178,10 @@ void pool_map_unref(struct pool_map *m)
     unmap(m->control, m->control_bytes);
     unmap(m->tokens, m->tokens_bytes);
     unmap(m->page, m->page_bytes);
-    unmap(m->arena, m->arena_bytes);
+    if (m->cuda.at)
+        cuda_host_fini(&m->cuda);
+    else
+        unmap(m->arena, m->arena_bytes);
     free(m);
 }
 

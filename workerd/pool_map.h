@@ -11,7 +11,7 @@
  * file is the loop thread's of a head; the device thread of the last stage reads in it what a bell
  * has told it of.
  */
-#include "common/base.h"
+#include "common/cuda_host.h"
 #include "proto/pool_shm.h"
 
 struct pool_map {
@@ -23,7 +23,8 @@ struct pool_map {
     uint64_t pool_id, n_cells; /* cells: of the tokens file, trash chunk included */
     uint32_t n_rows, n_chunks, chunk_cells, table_entries, lane_chunks, grow_chunks;
     size_t control_bytes, tokens_bytes, page_bytes, arena_bytes;
-    uint32_t refs; /* atomic */
+    struct cuda_host cuda; /* the arena, when it is CUDA memory */
+    uint32_t refs;         /* atomic */
 };
 
 /* What the worker stated at attach. */
@@ -32,6 +33,8 @@ struct pool_map_want {
     uint32_t pipeline, stage, n_stages, first_layer, n_layers;
     uint32_t context_tokens, block_cells;
     uint64_t block_bytes;
+    uint64_t arena_bytes; /* 0: the arena is a file; else CUDA memory of so many */
+    int device;           /* that reads and writes such memory, or CUDA_HOST_NO_DEVICE */
 };
 
 enum { POOL_MAP_FDS = 4 }; /* control, tokens, page, arena */

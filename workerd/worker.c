@@ -77,6 +77,7 @@ static void beat_send(struct worker *w)
 {
     Cistern__Heartbeat beat = CISTERN__HEARTBEAT__INIT;
     beat.phase = w->attached ? PHASE_SERVING : PHASE_STARTING;
+    beat.percent = (uint32_t)stage_progress(w->stage);
     if (w->attached) lives_beat(&w->lives, &beat);
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_HEARTBEAT;
@@ -201,6 +202,10 @@ static void on_files(void *arg, const struct lifeline_files *f, int *fds, uint32
     for (uint32_t i = 0; i < n_fds; i++)
         closep(&fds[i]);
     if (r < 0) return fail(w, r, why.text);
+    struct lifeline_arena arena;
+    int fd = -1;
+    bool held = lives_arena(&w->lives, &arena, &fd);
+    pool_client_hold(w->client, held ? &arena : NULL, fd);
     attach_complete(w);
 }
 
@@ -336,6 +341,12 @@ static uint32_t thread_count(uint32_t configured)
     return max_u32((uint32_t)CPU_COUNT(&set), 1);
 }
 
+/* The number of "cuda:N". What else it may be is the model's business. */
+static int cuda_device(const char *name)
+{
+    return strncmp(name, "cuda:", 5) == 0 ? atoi(name + 5) : CUDA_HOST_NO_DEVICE;
+}
+
 static int stage_start(struct worker *w)
 {
     const struct config *c = w->config;
@@ -373,6 +384,7 @@ static int stage_start(struct worker *w)
         .context = w->context,
         .max_rows = setup.want.max_rows,
         .max_lanes = setup.want.max_lanes,
+        .cuda_device = cuda_device(c->worker.device),
         .device = w->stage,
     };
     return 0;

@@ -7,7 +7,7 @@ HEADER = struct.Struct("<QIIQQ5Q6IQ4I6IQ")
 HEADER_FIELDS = (
     "magic version header_bytes pool_id bytes processes_off pipelines_off rows_off tables_off"
     " chunks_off n_rows n_chunks chunk_cells table_entries grow_chunks n_stages poold_incarnation"
-    " poold_pid lane_chunks pipeline_lanes pad0 n_layers n_kv_heads head_dim kv block_cells context_tokens block_bytes"
+    " poold_pid lane_chunks pipeline_lanes memory n_layers n_kv_heads head_dim kv block_cells context_tokens block_bytes"
 ).split()
 ROW_BYTES, BODY_OFF, BODY_BYTES = 320, 64, 128
 BODY = struct.Struct("<7Q9I4xQ")
