@@ -239,15 +239,19 @@ static int set_int(void *zmq, int option, int value)
 
 static int socket_options(struct msg_socket *s)
 {
+    /* No reconnecting: a client whose server died is over, and its owner, who hears of the death,
+     * makes another one. One that came back by itself would find the server's successor, be it
+     * after the owner's new client, whose connection the ROUTER would then drop with all that it
+     * brought. */
     static const struct {
         int option, value;
     } both[] = {
-        {ZMQ_LINGER,            0             },
-        {ZMQ_IMMEDIATE,         1             },
-        {ZMQ_SNDHWM,            MSG_HIGH_WATER},
-        {ZMQ_RCVHWM,            MSG_HIGH_WATER},
-        {ZMQ_RECONNECT_IVL,     20            },
-        {ZMQ_RECONNECT_IVL_MAX, 200           },
+        {ZMQ_LINGER,        0             },
+        {ZMQ_IMMEDIATE,     1             },
+        {ZMQ_SNDHWM,        MSG_HIGH_WATER},
+        {ZMQ_RCVHWM,        MSG_HIGH_WATER},
+        {ZMQ_RECONNECT_IVL, -1            },
+        {ZMQ_BACKLOG,       1024          }, /* since nobody tries twice */
     };
     for (size_t i = 0; i < ARRAY_LEN(both); i++) {
         int r = set_int(s->zmq, both[i].option, both[i].value);
@@ -255,8 +259,8 @@ static int socket_options(struct msg_socket *s)
     }
     int64_t max = MSG_MAX_BYTES;
     if (zmq_setsockopt(s->zmq, ZMQ_MAXMSGSIZE, &max, sizeof(max)) < 0) return -errno;
-    /* A client's old connection may outlive, by a moment, the server it was to: ZeroMQ ties it to
-     * the next one. Without a handover the client's new connection would never be heard. */
+    /* A client that was just connecting when its server died may be tied to the next one. Without a
+     * handover the client's new connection would never be heard. */
     if (s->is_server) {
         int r = set_int(s->zmq, ZMQ_ROUTER_MANDATORY, 1);
         return r < 0 ? r : set_int(s->zmq, ZMQ_ROUTER_HANDOVER, 1);

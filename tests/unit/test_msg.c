@@ -153,6 +153,25 @@ START_TEST(who_connects_again_is_heard)
 }
 END_TEST
 
+/* A worker's old connection came back to a restarted server, behind its new one, whose attach was
+ * dropped with it: a client does not come back by itself. */
+START_TEST(who_lost_its_server_stays_away)
+{
+    struct why why = {0};
+    connect_client(SERVER);
+    msg_server_free(server);
+    ck_assert_int_eq(msg_server_new(loop, endpoint, SERVER, on_server, NULL, &why, &server), 0);
+    run(-ETIMEDOUT);
+    ck_assert_int_eq(send_hello(), -EAGAIN);
+    struct msg_client *first = client;
+    connect_client(SERVER);
+    ck_assert_int_eq(send_hello(), 0);
+    run(0);
+    ck_assert_int_eq(got_client, 1);
+    msg_client_free(first);
+}
+END_TEST
+
 /* ---- a peer that is not ours ---- */
 
 static size_t pack(uint32_t version, uint64_t from, uint64_t to, unsigned char *ret)
@@ -239,6 +258,7 @@ int main(void)
     tcase_add_test(t, a_message_and_its_answer);
     tcase_add_test(t, before_it_is_connected_nothing_is_kept);
     tcase_add_test(t, who_connects_again_is_heard);
+    tcase_add_test(t, who_lost_its_server_stays_away);
     tcase_add_test(t, a_server_knows_whom_it_cannot_reach);
     tcase_add_test(t, another_incarnation_is_stale_and_changes_nothing);
     tcase_add_loop_test(t, strange_messages_end_nothing, 0, ARRAY_LEN(strange));
