@@ -289,11 +289,22 @@ static int count_in(struct pool *p, uint32_t row)
     return 0;
 }
 
+/* In the identity layout there is no other chunk to write to: what a save still reads, from this
+ * cell on, is waited for. */
+static bool is_being_saved(const struct pool *p, uint32_t row, uint32_t cells)
+{
+    if (!p->seg->h->lane_chunks) return false;
+    for (uint32_t i = cells / p->seg->h->chunk_cells; i < segment_body(p->seg, row)->n_entries; i++)
+        if (p->refs[pool_entry_chunk(segment_table(p->seg, row)[i])] > 1) return true;
+    return false;
+}
+
 /* The first commit alone is a row that is whole, and shorter. The chunk to copy into is found
  * before it, so that a refusal takes nothing. */
 static int truncate_row(struct pool *p, struct op_id op, uint32_t row, uint32_t cells)
 {
     uint32_t state = segment_body(p->seg, row)->state;
+    if (state == POOL_ACTIVE && is_being_saved(p, row, cells)) return -EAGAIN;
     struct plan_ask room = {1, PLAN_NOBODY, segment_body(p->seg, row)->arrival, true};
     bool may_copy = state == POOL_ACTIVE && !p->seg->h->lane_chunks;
     int r = may_copy ? plan_room(p, &room) : 0;

@@ -165,7 +165,7 @@ static void shorten(const struct pool *p, uint32_t row, uint32_t n_cells, struct
     const uint64_t *table = segment_table(p->seg, row);
     bool from_copy = b->copy_entry && b->n_entries == b->base / c && k == b->n_entries;
     bool shared = rest && k < b->n_entries && p->refs[pool_entry_chunk(table[k])] > 1;
-    if (p->seg->h->lane_chunks) shared = false; /* only a save shares it, which nobody overtakes */
+    if (p->seg->h->lane_chunks) shared = false; /* by a save, which is waited for */
     if (!rest || !(from_copy || shared)) {
         b->base = n_cells;
         b->n_entries = pool_entries_for(p, n_cells);

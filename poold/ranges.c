@@ -12,11 +12,13 @@ uint32_t range_first(const struct pool *p, uint32_t pipeline, uint32_t lane)
     return (uint32_t)(1 + range * h->lane_chunks);
 }
 
-/* A row's chunks all lie in one range; a save that holds less than a chunk has it as its copy. */
+/* A row's chunks all lie in one range; a save that holds less than a chunk has it as its copy. Who
+ * was cut to nothing while it runs has none, and the range all the same. */
 static bool lives_on(const struct pool *p, uint32_t row, uint32_t first)
 {
     const struct pool_body *b = segment_body(p->seg, row);
     if (b->state == POOL_FREE) return false;
+    if (b->state == POOL_ACTIVE) return range_first(p, b->pipeline, b->lane) == first;
     uint64_t entry = b->n_entries ? segment_table(p->seg, row)[0] : b->copy_entry;
     uint32_t chunk = pool_entry_chunk(entry);
     return chunk >= first && chunk - first < p->seg->h->lane_chunks;

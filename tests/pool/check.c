@@ -3,7 +3,7 @@
 #include <jansson.h>
 #include <string.h>
 
-#include "model.h"
+#include "copier.h"
 
 struct counts {
     uint32_t tables[CHUNKS_LIMIT], copies[CHUNKS_LIMIT]; /* rows that name the chunk */
@@ -40,13 +40,19 @@ static bool answered(void *arg)
     return !m->tool.busy;
 }
 
+/* A tool's row, and the tool is there; when it is gone, the row is about to be free. */
+static bool is_copied(const struct model *m, const struct pool_body *b)
+{
+    return b->holder && m->copier && m->copier->pid && !m->copier->killed;
+}
+
 static bool is_still(void *arg)
 {
     struct model *m = arg;
     if (!answered(m)) return false;
     for (uint32_t row = 0; row < m->n_rows; row++) {
         struct seen s = look(m, row);
-        if (s.body.state != POOL_CLOSING) continue;
+        if (s.body.state != POOL_CLOSING || is_copied(m, &s.body)) continue;
         if (!drained(m, s.body.pipeline, s.body.last_window)) continue;
         tool_ask_status(&m->tool); /* it is about to be folded */
         return false;
@@ -67,12 +73,44 @@ static void wait_still(struct model *m)
     } while (n_deaths != m->world->n_deaths);
 }
 
+void model_explain(void *arg)
+{
+    const struct model *m = arg;
+    for (uint32_t i = 0; i < m->n_heads; i++) {
+        const struct head *h = &m->head[i];
+        (void)fprintf(stderr, "head %u: %s, %u windows\n", i, head_is_up(h) ? "up" : "not up",
+                      h->n_windows);
+        for (const struct op *op = h->op; op < h->op + OPS_MAX; op++)
+            if (op->in_use && !op->answered)
+                (void)fprintf(stderr, "  operation %d on row %u has no answer%s\n", op->kind,
+                              op->row, op->abandoned ? ", and is abandoned" : "");
+    }
+    (void)fprintf(stderr, "the tool %s; copier %d%s\n", m->tool.busy ? "waits" : "is idle",
+                  m->copier ? (int)m->copier->pid : 0,
+                  m->copier && m->copier->killed ? ", killed" : "");
+    for (uint32_t row = 0; row < m->n_rows; row++) {
+        struct pool_body b = look(m, row).body;
+        if (b.state == POOL_FREE) continue;
+        (void)fprintf(stderr, "row %u: state %u, lease %u, %u cells in %u entries%s\n", row,
+                      b.state, b.lease, length(&b), b.n_entries, b.holder ? ", a tool's" : "");
+    }
+}
+
 /* ---- one row ---- */
+
+/* The identity layout: a row's chunks are its lane's, in order. */
+static uint32_t range_first(const struct model *m, const struct pool_body *b)
+{
+    const struct pool_header *h = control(m);
+    return 1 + (b->pipeline * h->pipeline_lanes + b->lane) * h->lane_chunks;
+}
 
 static void check_table(const struct model *m, uint32_t row, const struct seen *s)
 {
     const struct pool_body *b = &s->body;
     uint32_t n = b->state == POOL_FREE ? 0 : b->n_entries;
+    /* Which lane a save's chunks are of, its row does not say. */
+    uint32_t first = b->holder ? pool_entry_chunk(s->table[0]) : range_first(m, b);
     require(n <= control(m)->table_entries && b->base <= n * CHUNK,
             "row %u: %u cells in %u entries", row, b->base, n);
     for (uint32_t i = 0; i < control(m)->table_entries; i++) {
@@ -84,6 +122,8 @@ static void check_table(const struct model *m, uint32_t row, const struct seen *
         require(chunk > 0 && chunk <= m->n_chunks, "row %u: entry %u is chunk %u", row, i, chunk);
         require(pool_entry_generation(s->table[i]) <= pool_chunks(control(m))[chunk].generation,
                 "row %u: entry %u bears a generation that chunk %u never had", row, i, chunk);
+        require(!control(m)->lane_chunks || chunk == first + i,
+                "row %u: entry %u is chunk %u, not of lane %u", row, i, chunk, b->lane);
     }
     if (b->state != POOL_IDLE && b->state != POOL_WAITING) return;
     require(n == (b->base + CHUNK - 1) / CHUNK, "row %u: %u entries for %u cells", row, n, b->base);
@@ -133,6 +173,8 @@ static void check_row(struct model *m, uint32_t row, const struct seen *s)
                 (b->copy_entry == 0 || b->base % CHUNK == 0),
             "row %u: %u cells to copy behind %u", row, b->copy_cells, b->base);
     if (b->state == POOL_FREE) return;
+    if (b->holder) return copier_check_held(m->copier, row, s);
+    if (b->generation != r->generation && m->copier) copier_learn(m->copier, row, s);
     require(b->generation == r->generation, "row %u: generation %llu, granted was %llu", row,
             (unsigned long long)b->generation, (unsigned long long)r->generation);
     require(b->salt == r->salt, "row %u has another salt", row);
@@ -192,8 +234,10 @@ static void check_writers(const struct model *m, const struct counts *c)
 {
     for (uint32_t row = 0; row < m->n_rows; row++) {
         const struct seen *s = &m->seen[row];
-        if (s->body.state != POOL_ACTIVE) continue;
-        for (uint32_t i = written(m, row, &s->body) / CHUNK; i < s->body.n_entries; i++)
+        bool restored = s->body.holder && s->body.keep;
+        if (s->body.state != POOL_ACTIVE && !restored) continue;
+        uint32_t whole = restored ? 0 : written(m, row, &s->body) / CHUNK;
+        for (uint32_t i = whole; i < s->body.n_entries; i++)
             require(c->tables[pool_entry_chunk(s->table[i])] == 1,
                     "row %u writes chunk %u, which others hold", row,
                     pool_entry_chunk(s->table[i]));
@@ -229,17 +273,36 @@ static void check_counts(const struct model *m, const struct counts *c)
     json_decref(all);
 }
 
+/* All rows, and poold's counts of the same moment: a tool goes on meanwhile. */
+static void look_at_all(struct model *m, struct seen *ret)
+{
+    bool same;
+    do {
+        uint32_t n_deaths = m->world->n_deaths;
+        wait_still(m);
+        for (uint32_t row = 0; row < m->n_rows; row++)
+            ret[row] = look(m, row);
+        tool_ask_status(&m->tool);
+        world_run(m->world, answered, m);
+        same = n_deaths == m->world->n_deaths;
+        for (uint32_t row = 0; row < m->n_rows; row++)
+            same &= look(m, row).version == ret[row].version;
+    } while (!same);
+}
+
 void model_check(struct model *m)
 {
     struct counts c;
-    wait_still(m);
+    struct seen now[ROWS_LIMIT];
+    if (m->copier) copier_pause(m->copier, true);
+    look_at_all(m, now);
     for (uint32_t row = 0; row < m->n_rows; row++) {
-        struct seen now = look(m, row);
-        check_row(m, row, &now);
-        if (m->has_seen) check_change(m, row, &m->seen[row], &now);
-        check_closed(m, row, &now);
-        m->seen[row] = now;
+        check_row(m, row, &now[row]);
+        if (m->has_seen) check_change(m, row, &m->seen[row], &now[row]);
+        check_closed(m, row, &now[row]);
+        m->seen[row] = now[row];
     }
+    if (m->copier) copier_pause(m->copier, false);
     m->has_seen = true;
     count(m, &c);
     check_writers(m, &c);

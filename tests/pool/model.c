@@ -94,6 +94,8 @@ static void on_give_back(void *arg, struct head *h, uint32_t row, uint64_t gener
 void model_init(struct model *m, struct world *w, uint32_t n_heads, const uint32_t *n_stages)
 {
     m->world = w;
+    w->explain = model_explain;
+    w->explain_arg = m;
     m->n_heads = n_heads;
     for (uint32_t i = 0; i < n_heads; i++) {
         m->head[i] = (struct head){

@@ -36,8 +36,11 @@ struct seen {
     uint64_t table[CONTEXT / CHUNK + 1];
 };
 
+struct copier;
+
 struct model {
     struct world *world;
+    struct copier *copier; /* NULL: no tool copies */
     struct head head[HEADS_MAX];
     uint32_t n_heads;
     struct tool tool;
@@ -73,5 +76,7 @@ void model_compute(struct model *m, uint32_t row, uint32_t to);
 /* Until every operation is answered; windows go on meanwhile. Then the model takes the answers. */
 void model_settle(struct model *m);
 void model_check(struct model *m);
+/* Prints what has no answer. */
+void model_explain(void *arg);
 
 #endif

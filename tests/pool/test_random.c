@@ -2,14 +2,15 @@
 /*
  * The pool over its real sockets against a simple model: two pipelines, one of one and one of two
  * stages would not share K/V, so both have as many; random operations, several in flight; poold is
- * killed at random moments and comes back. After each round the whole pool is held against the
- * model (model.h). CISTERN_POOL_OPERATIONS: how many; CISTERN_SEED: the seed, else of the clock.
+ * killed at random moments and comes back; meanwhile poolctl saves and restores (copier.h). Once in
+ * the identity layout. After each round the whole pool is held against the model (model.h).
+ * CISTERN_POOL_OPERATIONS: how many; CISTERN_SEED: the seed, else of the clock.
  */
 #include <string.h>
 
-#include "model.h"
+#include "copier.h"
 
-enum { FAMILIES = 3, KILL_ONE_IN = 250 };
+enum { FAMILIES = 3, KILL_ONE_IN = 250, COPY_ONE_IN = 10, KILL_COPIER_ONE_IN = 40 };
 
 struct kill_timer {
     struct world *world;
@@ -66,6 +67,14 @@ static void drop_any(struct model *m)
         tool_drop(&m->tool, row, m->seen[row].body.generation);
 }
 
+static void copy_any(struct model *m)
+{
+    uint32_t row = model_random(m, m->n_rows);
+    if (model_random(m, 2)) return copier_restore(m->copier);
+    const struct pool_body *b = &m->seen[row].body;
+    if (b->state != POOL_FREE && !b->holder) copier_save(m->copier, row, b->generation);
+}
+
 static void operate(struct model *m)
 {
     uint32_t row, what = model_random(m, 100);
@@ -96,12 +105,16 @@ static void compute_some(struct model *m)
 static void one_round(struct model *m, struct kill_timer *kill)
 {
     compute_some(m);
+    copier_look(m->copier);
     for (uint32_t i = 1 + model_random(m, 4); i > 0; i--)
         operate(m);
     if (model_random(m, 2000) == 0) head_reset(any_head(m));
     if (model_random(m, KILL_ONE_IN) == 0)
         (void)loop_set_timer(kill->timer, 1 + model_random(m, 600), 0);
+    if (model_random(m, COPY_ONE_IN) == 0) copy_any(m);
+    if (model_random(m, KILL_COPIER_ONE_IN) == 0) copier_kill(m->copier);
     model_settle(m);
+    copier_look(m->copier);
     model_check(m);
 }
 
@@ -119,22 +132,30 @@ static uint64_t n_answers(const struct model *m)
     return n;
 }
 
-static void run(const char *program, uint32_t n_stages, bool waits, uint64_t operations)
+struct kind {
+    const char *name;
+    uint32_t n_stages, n_cells; /* 0: the identity layout */
+    bool waits;
+};
+
+static void run(char **programs, const struct kind *k, uint64_t operations)
 {
     struct world w;
     static struct model m;
+    static struct copier copier;
     uint64_t seed = number("CISTERN_SEED", now_us());
-    struct world_want want = {.program = program,
-                              .n_cells = 40 * CHUNK,
+    struct world_want want = {.program = programs[0],
+                              .n_cells = k->n_cells,
+                              .n_pipelines = HEADS_MAX,
                               .chunk_cells = CHUNK,
                               .n_rows = 24,
-                              .when_dry_waits = waits};
-    (void)printf("%u stages, when_dry = %s: CISTERN_SEED=%llu\n", n_stages, waits ? "wait" : "end",
-                 (unsigned long long)seed);
+                              .when_dry_waits = k->waits};
+    (void)printf("%s: CISTERN_SEED=%llu\n", k->name, (unsigned long long)seed);
     (void)fflush(stdout);
     m = (struct model){.random = seed, .gives_way = true, .forget_one_in = 10};
     world_init(&w, &want);
-    model_init(&m, &w, HEADS_MAX, (uint32_t[]){n_stages, n_stages});
+    model_init(&m, &w, HEADS_MAX, (uint32_t[]){k->n_stages, k->n_stages});
+    copier_init(&copier, &m, programs[1]);
     struct kill_timer kill = {.world = &w};
     require(loop_add_timer(w.loop, on_kill, &kill, &kill.timer) == 0, "no timer");
     model_settle(&m);
@@ -147,16 +168,25 @@ static void run(const char *program, uint32_t n_stages, bool waits, uint64_t ope
         (unsigned long long)m.n_answers[OP_TRUNCATE], (unsigned long long)m.n_answers[OP_CLOSE],
         (unsigned long long)m.n_refused, (unsigned long long)m.n_forgotten,
         (unsigned long long)m.n_given_back, (unsigned long long)m.n_cached_cells, w.n_deaths);
+    (void)printf("saves %llu, restores %llu, known %llu, tools killed %llu\n",
+                 (unsigned long long)copier.n_saves, (unsigned long long)copier.n_restores,
+                 (unsigned long long)copier.n_restored, (unsigned long long)copier.n_killed);
     (void)loop_set_timer(kill.timer, 0, 0);
+    copier_fini(&copier);
     model_fini(&m);
     world_fini(&w);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc != 2) return 2;
+    if (argc != 3) return 2;
     uint64_t operations = number("CISTERN_POOL_OPERATIONS", 50000);
-    run(argv[1], 1, false, operations / 2);
-    run(argv[1], 2, true, operations / 2);
+    static const struct kind kinds[] = {
+        {"one stage, when_dry = end",   1, 40 * CHUNK, false},
+        {"two stages, when_dry = wait", 2, 40 * CHUNK, true },
+        {"two stages, identity layout", 2, 0,          true },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
+        run(argv + 1, &kinds[i], operations / ARRAY_LEN(kinds));
     return 0;
 }

@@ -46,10 +46,11 @@ static void write_config(const struct world *w)
     (void)fprintf(
         f,
         "[run]\ndir = %s/run\n[pool]\ndir = %s/pool\ncells = %u\nchunk = %u\n"
+        "pipelines = %u\n"
         "conversations = %u\nlock = no\nthreads = 1\nattach_ms = 600000\nwhen_dry = %s\n"
         "[worker]\nstuck_ms = 3600000\nstart_ms = 3600000\n[gateway]\nqueue_wait_ms = 0\n",
-        w->dir, w->dir, w->want.n_cells, w->want.chunk_cells, w->want.n_rows,
-        w->want.when_dry_waits ? "wait" : "end");
+        w->dir, w->dir, w->want.n_cells, w->want.chunk_cells, max_u32(w->want.n_pipelines, 1),
+        w->want.n_rows, w->want.when_dry_waits ? "wait" : "end");
 }
 
 /* What this start of it is to die at; NULL: nothing. */
@@ -125,7 +126,8 @@ static void on_notified(void *arg, uint32_t events)
 
 static void on_patience(void *arg)
 {
-    (void)arg;
+    const struct world *w = arg;
+    if (w->explain) w->explain(w->explain_arg);
     fail("nothing came of it within %d s", PATIENCE_US / 1000000);
 }
 

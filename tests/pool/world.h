@@ -15,6 +15,7 @@
 struct world_want {
     const char *program; /* poold's path */
     uint32_t n_cells, chunk_cells, n_rows;
+    uint32_t n_pipelines; /* with n_cells = 0, the identity layout */
     bool when_dry_waits;
     const char *die_at; /* CISTERN_DIE_AT of start die_start (0: the first), or NULL */
     uint32_t die_start;
@@ -29,6 +30,9 @@ struct world {
     char dir[64];
     pid_t pid;
     int pidfd, notify;
+    /* Prints what is waited for, when nothing comes of it. May be NULL. */
+    void (*explain)(void *arg);
+    void *explain_arg;
     struct loop_source *exited, *notified, *patience;
     bool killed; /* the test has just killed it */
     bool fell;   /* it died at its death point */

@@ -108,6 +108,40 @@ START_TEST(who_still_has_the_lane_is_waited_for)
 }
 END_TEST
 
+START_TEST(a_cut_waits_for_the_save_of_what_runs)
+{
+    uint32_t row, copy;
+    ck_assert_int_eq(open_at(1, 100, 3 * C, &row), 0);
+    compute(row, 100, 3 * C);
+    ck_assert_int_eq(transfer_save(pool, row, body(row)->generation, ME, &copy), 0);
+    struct op_id op = next_op();
+    ck_assert_int_eq(pool_truncate(pool, op, seen(row), C + 1, 0), -EAGAIN);
+    ck_assert_uint_eq(body(row)->n_entries, body(copy)->n_entries + 1);
+    transfers_forget(pool, ME);
+    ck_assert_int_eq(pool_truncate(pool, op, seen(row), C + 1, 0), 0);
+    ck_assert_uint_eq(body(row)->base, C + 1);
+    ck_assert_int_eq(pool_grow(pool, next_op(), seen(row), 3 * C), 0);
+    lies_on(row, 1);
+}
+END_TEST
+
+/* A restore chose its lane, and the next growth found the chunk taken: poold died of an assertion.
+ */
+START_TEST(who_is_cut_to_nothing_keeps_its_lane)
+{
+    uint32_t row, restored;
+    ck_assert_int_eq(open_at(0, 100, 20, &row), 0);
+    compute(row, 100, 20);
+    ck_assert_int_eq(pool_truncate(pool, next_op(), seen(row), 0, 0), 0);
+    ck_assert_uint_eq(body(row)->n_entries, 0);
+    struct transfer_restore ask = {.cells = 20, .lane = POOL_NO_LANE, .holder = ME};
+    ck_assert_int_eq(transfer_restore(pool, &ask, &restored), 0);
+    lies_on(restored, 1);
+    ck_assert_int_eq(pool_grow(pool, next_op(), seen(row), 20), 0);
+    lies_on(row, 0);
+}
+END_TEST
+
 START_TEST(who_waits_on_another_lane_is_cached_there)
 {
     uint32_t row, moved;
@@ -180,6 +214,8 @@ int main(void)
     tcase_add_test(t, a_full_lane_goes_on_when_all_are_full);
     tcase_add_test(t, another_prompt_keeps_what_is_common_and_drops_the_rest);
     tcase_add_test(t, who_still_has_the_lane_is_waited_for);
+    tcase_add_test(t, a_cut_waits_for_the_save_of_what_runs);
+    tcase_add_test(t, who_is_cut_to_nothing_keeps_its_lane);
     tcase_add_test(t, who_waits_on_another_lane_is_cached_there);
     tcase_add_test(t, a_restart_finds_them_where_they_were);
     tcase_add_test(t, a_restore_gets_a_lane);
