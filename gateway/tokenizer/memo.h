@@ -14,7 +14,7 @@
 enum {
     MEMO_BYTES = 16,  /* of a piece; longer ones come again rarely */
     MEMO_SYMBOLS = 5, /* that it was merged to */
-    MEMO_PIECES = 8192,
+    MEMO_PIECES = 16384,
 };
 
 struct memo_piece {
@@ -28,7 +28,8 @@ struct memo {
     struct memo_piece *pieces; /* NULL: it keeps nothing */
 };
 
-/* The place of these bytes, which *ret_hit says that it holds; NULL: they are not kept. */
+/* The place of these bytes, which *ret_hit says that it holds; NULL: they are not kept. at:
+ * MEMO_BYTES can be read, however few of them are the piece's. */
 struct memo_piece *memo_place(const struct memo *m, const uint8_t *at, size_t bytes, bool *ret_hit);
 
 #endif

@@ -16,6 +16,12 @@ struct special {
 int special_init(struct special *s, const struct vocab *v, const struct gguf *g, struct why *why);
 void special_fini(struct special *s);
 
+/* Whether one begins with this byte. */
+static inline bool special_begins(const struct special *s, uint8_t byte)
+{
+    return s->first[byte] != s->first[byte + 1];
+}
+
 /* The longest one at the head of a text of which bytes are left, control tokens only within the
  * first control_bytes; NO_SYMBOL when there is none. */
 uint32_t special_match(const struct special *s, const struct vocab *v, const char *text,

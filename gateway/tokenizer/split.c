@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The pre-tokenisers' table and the loop over PCRE2. Each expression of a row cuts every piece that
- * the one before has left; what none of its alternatives matches stays a piece. Called by
- * tokenizer.c. A new pre-tokeniser is a row here.
+ * The pre-tokenisers' table and the loop over its expressions. Each expression of a row cuts every
+ * piece that the one before has left; what none of its alternatives matches stays a piece. Called
+ * by tokenizer.c. A new pre-tokeniser is a row here.
  *
  * Expressions are those of the vocabularies' published tokenizer.json files as llama.cpp
  * (llama-vocab.cpp) runs them. White space is written out: PCRE2's \s takes U+180E too, which no
@@ -14,6 +14,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
+
+#include "gateway/tokenizer/scan.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -31,22 +33,45 @@
 
 enum { PASSES_MAX = 4 };
 
+#define DIGITS_THEN_GPT2                                                                           \
+    {                                                                                              \
+        {"\\p{N}", NULL, scan_digit}, { GPT2, scan_gpt2, NULL }                                    \
+    }
+#define ONLY_GPT2                                                                                  \
+    {                                                                                              \
+        {                                                                                          \
+            GPT2, scan_gpt2, NULL                                                                  \
+        }                                                                                          \
+    }
+#define DEFAULT                                                                                    \
+    {                                                                                              \
+        {"[\\p{P}$+<=>^~|]+"}, {GPT2, scan_gpt2, NULL}, {"\\p{N}+"}, { "[0-9][0-9][0-9]" }         \
+    }
+
+struct pass {
+    const char *expression;
+    scan_piece *piece;  /* what it matches in ASCII; NULL: nobody but PCRE2 knows */
+    scan_piece *before; /* where in ASCII it does not match yet */
+};
+
 static const struct row {
     const char *name;
-    const char *passes[PASSES_MAX];
+    struct pass passes[PASSES_MAX];
     struct split_habits habits;
 } rows[] = {
-    {"smollm",           {"\\p{N}", GPT2},                                          {0}                                   },
-    {"starcoder",        {"\\p{N}", GPT2},                                          {0}                                   },
-    {"refact",           {"\\p{N}", GPT2},                                          {0}                                   },
-    {"command-r",        {"\\p{N}", GPT2},                                          {0}                                   },
-    {"gpt-2",            {GPT2},                                                    {0}                                   },
-    {"mpt",              {GPT2},                                                    {0}                                   },
-    {"llama-bpe",        {LLAMA3("\\p{N}{1,3}")},                                   {.whole_first = true, .add_bos = true}},
-    {"qwen2",            {LLAMA3("\\p{N}")},                                        {0}                                   },
-    {"deepseek-r1-qwen", {LLAMA3("\\p{N}")},                                        {0}                                   },
-    {"default",          {"[\\p{P}$+<=>^~|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}, {0}                                   },
-    {"",                 {"[\\p{P}$+<=>^~|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}, {0}                                   },
+    {"smollm",           DIGITS_THEN_GPT2,                              {0}},
+    {"starcoder",        DIGITS_THEN_GPT2,                              {0}},
+    {"refact",           DIGITS_THEN_GPT2,                              {0}},
+    {"command-r",        DIGITS_THEN_GPT2,                              {0}},
+    {"gpt-2",            ONLY_GPT2,                                     {0}},
+    {"mpt",              ONLY_GPT2,                                     {0}},
+    {"llama-bpe",
+     {{LLAMA3("\\p{N}{1,3}"), scan_cl100k, NULL}},
+     {.whole_first = true, .add_bos = true}                                },
+    {"qwen2",            {{LLAMA3("\\p{N}"), scan_cl100k_digit, NULL}}, {0}},
+    {"deepseek-r1-qwen", {{LLAMA3("\\p{N}"), scan_cl100k_digit, NULL}}, {0}},
+    {"default",          DEFAULT,                                       {0}},
+    {"",                 DEFAULT,                                       {0}},
 };
 
 struct split {
@@ -98,11 +123,11 @@ int split_new(struct gguf_str name, struct why *why, struct split **ret)
     if (!row) return refuse(name, why);
     CLEANUP(split_freep) struct split *s = xnew(struct split);
     s->row = row;
-    for (; s->n_passes < PASSES_MAX && row->passes[s->n_passes]; s->n_passes++) {
+    for (; s->n_passes < PASSES_MAX && row->passes[s->n_passes].expression; s->n_passes++) {
         int error;
         PCRE2_SIZE off;
         pcre2_code *code =
-            pcre2_compile((PCRE2_SPTR)row->passes[s->n_passes], PCRE2_ZERO_TERMINATED,
+            pcre2_compile((PCRE2_SPTR)row->passes[s->n_passes].expression, PCRE2_ZERO_TERMINATED,
                           PCRE2_UTF | PCRE2_UCP, &error, &off, NULL);
         if (!code) {
             assert(error == PCRE2_ERROR_HEAP_FAILED); /* the table is ours */
@@ -126,11 +151,27 @@ void split_free(struct split *s)
 
 struct split_habits split_habits(const struct split *s) { return s->row->habits; }
 
+/* What a scan knows; false: PCRE2 must be asked, from *from on. */
+static bool scan(const struct pass *pass, const uint8_t *text, size_t bytes, size_t *from,
+                 size_t *begin, size_t *end)
+{
+    if (pass->piece) {
+        *begin = *from;
+        *end = pass->piece(text, bytes, *from);
+        return *end > 0;
+    }
+    if (!pass->before) return false;
+    *from = *begin = pass->before(text, bytes, *from);
+    *end = min_u64(*begin + 1, bytes);
+    return *begin == bytes || text[*begin] < 0x80;
+}
+
 /* Where the next match at or after from begins and ends; from = bytes when there is none. */
 static int next_match(struct job *job, size_t pass, const uint8_t *text, size_t bytes, size_t from,
                       size_t *begin, size_t *end)
 {
     const pcre2_code *code = job->split->codes[pass];
+    if (scan(&job->split->row->passes[pass], text, bytes, &from, begin, end)) return 0;
     pcre2_match_data *match = job->match[pass];
     /* The text has been made UTF-8 before; PCRE2 would check all of it again at each match. */
     int r = pcre2_match(code, text, bytes, from, PCRE2_NO_UTF_CHECK, match, job->context);

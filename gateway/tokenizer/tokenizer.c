@@ -240,7 +240,7 @@ static int encode_plain(struct encoding *e, const char *at, size_t bytes)
     if (bytes == 0) return 0;
     size_t sound = utf8_sound(text, bytes);
     if (sound == bytes) return split_text(e->t->split, text, bytes, encode_piece, e);
-    CLEANUP(freep) uint8_t *repaired = malloc(sound + 3 * (bytes - sound));
+    CLEANUP(freep) uint8_t *repaired = malloc(sound + 3 * (bytes - sound) + MEMO_BYTES);
     if (!repaired) return -ENOMEM;
     memcpy(repaired, text, sound);
     size_t n = sound + utf8_repair(text + sound, bytes - sound, repaired + sound);
@@ -276,6 +276,10 @@ static int encode_joined(struct encoding *e, struct joined *j)
 {
     size_t plain = 0;
     for (size_t at = 0; at < j->bytes;) {
+        if (!special_begins(&e->t->special, (uint8_t)j->text[at])) {
+            at++;
+            continue;
+        }
         uint32_t id = special_match(&e->t->special, &e->t->vocab, j->text + at, j->bytes - at,
                                     control_bytes(j, at));
         if (id == NO_SYMBOL) {
@@ -298,7 +302,7 @@ static int join(const struct tokenizer_span *spans, size_t n_spans, struct joine
         if (spans[i].bytes > TEXT_BYTES_MAX - bytes) return -E2BIG;
         bytes += spans[i].bytes;
     }
-    char *text = malloc(bytes ? bytes : 1);
+    char *text = malloc(bytes + MEMO_BYTES); /* see memo_place */
     if (!text) return -ENOMEM;
     *ret = (struct joined){.text = text, .spans = spans, .n_spans = n_spans};
     for (size_t i = 0; i < n_spans; i++) {
