@@ -60,6 +60,7 @@ struct config {
         uint32_t variant;     /* index into the choices: auto, avx512, avx2, plain */
         char *device;         /* "cpu" or "cuda:N" */
         uint64_t kv_resident; /* of a GPU: cells kept in its memory as well, at most */
+        bool feed;            /* a next window starts with tokens that the head has not seen */
         uint32_t stuck_ms;    /* serving, and silent or not going on for this long, is stuck */
         uint32_t start_ms;    /* starting and silent for this long is stuck */
         char *trace;          /* debug: a file that gets one line a row of logits; empty: none */

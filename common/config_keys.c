@@ -83,6 +83,8 @@ const struct config_key config_keys[] = {
     U64(worker, kv_resident, 0, UINT32_MAX, "4294967295",
         "Cells whose K and V a GPU keeps in its own memory too, at most; the rest is read from the "
         "pool."),
+    FLAG(worker, feed, "yes",
+         "Windows begin with tokens that the one before samples, without the head in between."),
     U32(worker, stuck_ms, 100, 3600000, "10000",
         "Milliseconds of silence, or of windows in flight and no progress, after which a serving "
         "worker is killed."),

@@ -6,7 +6,7 @@
  * environment asks for it. In poold they lie between any two stores to shared memory: every such
  * store has a point directly before it, a commit also one directly after it; tests/death_points.py
  * counts them from the source. In workerd they lie where a story wants a worker to stand still. In
- * other builds nothing is left of them. One thread of a process comes by points.
+ * other builds nothing is left of them. One thread of a process comes by a point.
  *
  *   CISTERN_DIE_AT=NAME[:N]   kill -9 of itself at the N-th (first) time that it comes by NAME
  *   CISTERN_STOP_AT=NAME[:N]  SIGSTOP of itself there; what continues it makes it go on

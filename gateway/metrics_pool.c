@@ -35,10 +35,11 @@ static const char *const ranks[POOL_RANKS] = {"no_loss", "cached", "waiting"};
 
 #define PAGE(member) offsetof(struct pool_page, member)
 static const struct counter of_heads[] = {
-    {"yields_total",      "", "Prompts that let a shorter one pass.",         PAGE(yields)       },
-    {"given_back_total",  "", "Conversations that made room for older ones.", PAGE(given_back)   },
-    {"truncations_total", "", "Answers that ended for want of room.",         PAGE(truncations)  },
-    {"reread_tokens",     "", "Computed again after a death or a move.",      PAGE(reread_tokens)},
+    {"yields_total",      "", "Prompts that let a shorter one pass.",               PAGE(yields)       },
+    {"fed_windows_total", "", "Windows posted before all their tokens were known.", PAGE(fed)          },
+    {"given_back_total",  "", "Conversations that made room for older ones.",       PAGE(given_back)   },
+    {"truncations_total", "", "Answers that ended for want of room.",               PAGE(truncations)  },
+    {"reread_tokens",     "", "Computed again after a death or a move.",            PAGE(reread_tokens)},
 };
 static const struct counter of_workers[] = {
     {"windows_total", "", "Windows run.",                                              PAGE(windows)},

@@ -193,14 +193,16 @@ static json_t *pages_json(const struct ctl *c)
             const struct pool_page *at = pool_view_page(&c->view, p, s);
             if (!at) continue;
             json_array_append_new(
-                list, json_pack("{sI sI sI sI sI sI sI sI sI}", "pipeline", (json_int_t)p, "stage",
-                                (json_int_t)s, "windows", (json_int_t)shm_load_u64(&at->windows),
-                                "bubbles", (json_int_t)shm_load_u64(&at->bubbles), "busy_us",
-                                (json_int_t)shm_load_u64(&at->busy_us), "yields",
-                                (json_int_t)shm_load_u64(&at->yields), "given_back",
-                                (json_int_t)shm_load_u64(&at->given_back), "truncations",
-                                (json_int_t)shm_load_u64(&at->truncations), "reread_tokens",
-                                (json_int_t)shm_load_u64(&at->reread_tokens)));
+                list,
+                json_pack("{sI sI sI sI sI sI sI sI sI sI}", "pipeline", (json_int_t)p, "stage",
+                          (json_int_t)s, "windows", (json_int_t)shm_load_u64(&at->windows),
+                          "bubbles", (json_int_t)shm_load_u64(&at->bubbles), "busy_us",
+                          (json_int_t)shm_load_u64(&at->busy_us), "yields",
+                          (json_int_t)shm_load_u64(&at->yields), "given_back",
+                          (json_int_t)shm_load_u64(&at->given_back), "truncations",
+                          (json_int_t)shm_load_u64(&at->truncations), "reread_tokens",
+                          (json_int_t)shm_load_u64(&at->reread_tokens), "fed",
+                          (json_int_t)shm_load_u64(&at->fed)));
         }
     return list;
 }

@@ -16,18 +16,24 @@
  * So stage s waits until bell s passes its own count, and the head until bell n_stages does. The
  * head posts into a slot only when the last stage has finished the window that lay there before.
  *
+ * A window may be posted before the tokens that it begins with are known: such a lane's one row
+ * bears LINK_TOKEN_FED, and stage 0 takes the token from the results of an earlier window, once
+ * bell n_stages covers that. Those results stay until stage 0 has taken the later window: the
+ * window that lies in their slot next is behind it.
+ *
  * Each bell has one writer. A death leaves a count that no longer rises; the link is then of no use
  * to anybody and the next life has another one. A reader bounds what it copies out of a slot.
  */
 #include "proto/pool_shm.h"
 
 enum {
-    LINK_SHM_VERSION = 2,
+    LINK_SHM_VERSION = 3,
     LINK_SLOTS_PER_STAGE = 2, /* one being computed, one posted ahead */
     LINK_BIASES_MAX = 1088,   /* of a lane: what a client may say (1024), and end tokens (64) */
     LINK_TOP_MAX = 20,        /* alternatives beside a token; OpenAI's limit */
 };
 #define LINK_NEXT_SAMPLED UINT32_MAX
+#define LINK_TOKEN_FED UINT32_MAX               /* in place of a token: see link_lane.fed_back */
 #define LINK_MAGIC UINT64_C(0x316b6e4c434e5443) /* "CTNLnk1" */
 
 struct link_header { /* poold, before anybody has it */
@@ -78,10 +84,13 @@ struct link_lane {   /* the head */
     uint32_t generated_from; /* position of the first generated token */
     uint32_t repeat_last;    /* tokens before the sampled one that repeat looks at */
     float repeat, presence, frequency;
-    uint32_t probs; /* enum link_want_probs */
-    uint32_t n_top; /* with probs: alternatives wanted */
-    uint32_t next;  /* LINK_PROBS_ALL: the token after its last row, or LINK_NEXT_SAMPLED */
-    uint32_t pad_[8];
+    uint32_t probs;    /* enum link_want_probs */
+    uint32_t n_top;    /* with probs: alternatives wanted */
+    uint32_t next;     /* LINK_PROBS_ALL: the token after its last row, or LINK_NEXT_SAMPLED */
+    uint32_t fed_back; /* not 0: its one row's token is what the window so many before this one
+                          sampled */
+    uint32_t fed_lane; /* as that window's lane number */
+    uint32_t pad_[6];
 };
 static_assert(sizeof(struct link_lane) == 128, "two cache lines a lane");
 

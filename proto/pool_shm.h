@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 enum {
-    POOL_SHM_VERSION = 5,
+    POOL_SHM_VERSION = 6,
     POOL_PROCESSES_MAX = 128, /* process records; workers, gateways and tools together */
     POOL_PIPELINES_MAX = 8,
     POOL_STAGES_MAX = 16,
@@ -301,7 +301,8 @@ struct pool_page {
     uint64_t given_back;       /* a head: conversations that made room for older ones */
     uint64_t truncations;      /* a head: answers that ended for want of room */
     uint64_t reread_tokens;    /* a head: computed again after a death or a move */
-    uint64_t pad_[4];
+    uint64_t fed;              /* a head: windows posted before all their tokens were known */
+    uint64_t pad_[3];
     /* word[row]: the worker, after the K/V of these cells is in the pool.
      * word[n_rows + row]: a head only, after the token ids of these cells are in the tokens file:
      * cells that it will not take back by itself. */

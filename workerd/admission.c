@@ -69,7 +69,7 @@ void admission_requeue(struct head *h, struct lane *l, bool resume)
         .row = l->row,
         .generation = l->generation,
         .version = l->version,
-        .cells = resume ? l->posted : 0,
+        .cells = resume ? lane_cells(l) : 0,
         .last_window = l->last_window,
         .resume = resume,
     };
@@ -97,7 +97,7 @@ void admission_move(struct head *h, struct lane *l, uint32_t to)
         .row = l->row,
         .generation = l->generation,
         .version = l->version,
-        .cells = l->posted,
+        .cells = lane_cells(l),
         .last_window = l->last_window,
         .resume = true,
     };
@@ -165,6 +165,7 @@ static void row_enter(struct head *h, struct lane *l, const Cistern__Row *row)
     l->posted = l->done = row->base_cells + row->copy_cells;
     l->copy_chunk = row->copy_chunk;
     l->copy_cells = row->copy_cells;
+    l->feed_to = h->setup.feed && !sampling_penalises(&r->sampling) ? r->max : 0;
     r->arrival = row->arrival;
 }
 
@@ -270,7 +271,7 @@ static void grow_answered(struct head *h, const struct op *op, const Cistern__Ro
         struct ending e = {.reason = CISTERN__REASON__ERROR,
                            .code = CISTERN__CODE__STALE,
                            .text = "the pool gave the conversation away"};
-        admission_end(h, l, &e, l->posted, false);
+        admission_end(h, l, &e, lane_cells(l), false);
         return;
     }
     l->version = row->version;
@@ -294,7 +295,7 @@ static void grow_refused(struct head *h, const struct op *op, const Cistern__Ref
         e = (struct ending){.reason = CISTERN__REASON__LENGTH, .truncated = true};
         shm_store_u64(&h->pool->page->truncations, h->pool->page->truncations + 1);
     }
-    admission_end(h, l, &e, l->posted, false);
+    admission_end(h, l, &e, lane_cells(l), false);
 }
 
 /* ---- close ---- */

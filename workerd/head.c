@@ -64,7 +64,7 @@ static void on_generate(struct head *h, uint64_t from, const Cistern__Generate *
     /* A gateway has one attempt of a request at a time: a newer one takes the place of an older. */
     request_free(queue_take_of(&h->queue, from, false, r->id));
     struct lane *l = lane_of(h, from, r->id);
-    if (l) admission_end(h, l, NULL, l->posted, false);
+    if (l) admission_end(h, l, NULL, lane_cells(l), false);
     if (r->n_tokens >= r->max) {
         struct ending e = {.reason = CISTERN__REASON__LENGTH};
         gateways_finished(h->gateways, r, &e);
@@ -79,8 +79,8 @@ static void on_cancel(struct head *h, uint64_t from, const Cistern__Cancel *c)
     struct ending e = {.reason = CISTERN__REASON__CANCELLED};
     struct lane *l = lane_of(h, from, c->request);
     if (l && l->request->attempt == c->attempt) {
-        uint64_t keep = c->keep_set ? (uint64_t)l->request->n_prompt + c->keep : l->posted;
-        admission_end(h, l, &e, (uint32_t)min_u64(keep, l->posted), false);
+        uint64_t keep = c->keep_set ? (uint64_t)l->request->n_prompt + c->keep : UINT32_MAX;
+        admission_end(h, l, &e, (uint32_t)min_u64(keep, lane_cells(l)), false);
         return;
     }
     struct request *r = l ? NULL : queue_take_of(&h->queue, from, false, c->request);
@@ -117,7 +117,7 @@ static void gateway_drop(struct head *h, uint64_t gateway)
     for (uint32_t i = 0; i < h->setup.n_lanes; i++) {
         struct lane *l = &h->lanes[i];
         if (l->state != LANE_FREE && l->request->gateway == gateway)
-            admission_end(h, l, NULL, l->posted, false);
+            admission_end(h, l, NULL, lane_cells(l), false);
     }
 }
 
@@ -133,7 +133,7 @@ static void drain_step(struct head *h)
 {
     if (h->link && h->posted != h->done) return;
     for (uint32_t i = 0; i < h->setup.n_lanes; i++)
-        admission_end(h, &h->lanes[i], &draining_end, h->lanes[i].posted, false);
+        admission_end(h, &h->lanes[i], &draining_end, lane_cells(&h->lanes[i]), false);
     if (h->ops.n == 0) h->setup.drained(h->setup.arg);
 }
 
@@ -182,7 +182,7 @@ void head_life_over(struct head *h)
     windows_end(h);
     link_unref(TAKE(h->link));
     for (uint32_t i = 0; i < h->setup.n_lanes; i++)
-        admission_end(h, &h->lanes[i], &stage_lost, h->lanes[i].posted, true);
+        admission_end(h, &h->lanes[i], &stage_lost, lane_cells(&h->lanes[i]), true);
     queue_end(h, &stage_lost);
     head_step(h);
 }

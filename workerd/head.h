@@ -26,6 +26,7 @@ struct head_setup {
     bool reserve_all; /* pool.admission = full */
     uint32_t default_tokens;
     bool trace_all; /* logits of every row are wanted */
+    bool feed;      /* worker.feed */
     struct model_card card;
     void (*drained)(void *arg); /* after head_drain: nothing is in flight and all rows are closed */
     void *arg;

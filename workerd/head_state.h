@@ -48,7 +48,7 @@ struct head {
     uint64_t posted, done;  /* windows of this life */
     struct flight *flights; /* [link n_slots]: window n is in flights[n % n_slots] */
     uint32_t n_flights;
-    bool busy[POOL_STAGES_MAX]; /* groups with a window in flight */
+    uint32_t flying[POOL_STAGES_MAX]; /* windows in flight, by group */
     uint32_t next_group;
     struct plan_lane *plan; /* [n_lanes], scratch */
 };

@@ -29,7 +29,9 @@ enum lane_event {
     LANE_EVENTS,
 };
 
-/* Cells count from the conversation's beginning: done <= posted <= known, posted <= reserved. */
+/* Cells count from the conversation's beginning: done <= posted <= known + 1, posted <= reserved.
+ * One past known is posted when the token there is still to come from a window in flight: it is
+ * fed. */
 struct lane {
     enum lane_state state;
     struct request *request; /* owned; NULL when free */
@@ -44,8 +46,11 @@ struct lane {
     uint32_t done;                         /* tokens whose windows are back */
     uint32_t in_flight;                    /* windows that hold it and are not back */
     uint64_t last_window;                  /* number of the last one posted, or 0 */
-    bool growing;                          /* a Grow is unanswered */
-    bool refused;                          /* poold had no room when it was asked ahead */
+    uint32_t last_place;                   /* which lane of that window it is */
+    uint32_t feed_to; /* tokens in all; 0: what follows a token is decided by the head */
+    bool hold;        /* not fed: it is to move to another group */
+    bool growing;     /* a Grow is unanswered */
+    bool refused;     /* poold had no room when it was asked ahead */
 };
 
 /* 0, or -EINVAL when no row of the table allows the event: our own mistake. */
@@ -55,10 +60,25 @@ static inline bool lane_is_active(const struct lane *l)
 {
     return l->state == LANE_PROMPT || l->state == LANE_DECODE;
 }
-static inline uint32_t lane_unposted(const struct lane *l) { return l->known - l->posted; }
+static inline uint32_t lane_unposted(const struct lane *l)
+{
+    return l->known > l->posted ? l->known - l->posted : 0;
+}
+/* Cells that windows have taken whose tokens are known: what there is to keep of it. */
+static inline uint32_t lane_cells(const struct lane *l)
+{
+    return l->known < l->posted ? l->known : l->posted;
+}
 static inline uint32_t lane_room(const struct lane *l)
 {
     return l->reserved > l->posted ? l->reserved - l->posted : 0;
+}
+/* The window in flight samples its next token, and what that is changes nothing about the row after
+ * it: that one may be posted at once. A row that would be its last has none after it. */
+static inline bool lane_feeds(const struct lane *l)
+{
+    return lane_is_active(l) && l->in_flight && l->posted == l->known && !l->hold &&
+           l->known + 1 < l->feed_to && lane_room(l);
 }
 /* It has a next token and no cell for it. */
 static inline bool lane_is_dry(const struct lane *l)

@@ -237,11 +237,36 @@ static int lanes_check(const struct link_copy *c, const struct link_limits *m, s
     return biases ? why_set(why, -EPROTO, "%u biases belong to no lane", biases) : 0;
 }
 
-static int ids_check(const struct link_copy *c, uint32_t n_vocab, struct why *why)
+/* A fed lane has one row, whose token comes from a window that is still in its slot. */
+static int fed_check(const struct link *l, uint64_t count, const struct link_lane *lane,
+                     uint32_t token, struct why *why)
 {
-    for (uint32_t i = 0; i < c->window.n_rows; i++)
-        if (c->tokens[i] >= n_vocab)
-            return why_set(why, -EPROTO, "token %u of a vocabulary of %u", c->tokens[i], n_vocab);
+    if (lane->n_rows == 1 && token == LINK_TOKEN_FED && lane->fed_back < l->h.n_slots &&
+        lane->fed_back < count && lane->fed_lane < l->h.max_lanes)
+        return 0;
+    return why_set(why, -EPROTO, "lane %u of %u windows before can't feed its %u rows",
+                   lane->fed_lane, lane->fed_back, lane->n_rows);
+}
+
+/* The lanes are checked. */
+static int tokens_check(const struct link *l, uint64_t count, const struct link_copy *c,
+                        uint32_t n_vocab, struct why *why)
+{
+    const uint32_t *token = c->tokens;
+    int r = 0;
+    for (uint32_t i = 0; i < c->window.n_lanes && r == 0; i++) {
+        const struct link_lane *lane = &c->lanes[i];
+        if (lane->fed_back) r = fed_check(l, count, lane, *token, why);
+        for (uint32_t k = 0; k < lane->n_rows && !lane->fed_back && r == 0; k++)
+            if (token[k] >= n_vocab)
+                r = why_set(why, -EPROTO, "token %u of a vocabulary of %u", token[k], n_vocab);
+        token += lane->n_rows;
+    }
+    return r;
+}
+
+static int biases_check(const struct link_copy *c, uint32_t n_vocab, struct why *why)
+{
     for (uint32_t i = 0; i < c->window.n_biases; i++)
         if (c->biases[i].id >= n_vocab || isnan(c->biases[i].add))
             return why_set(why, -EPROTO, "a bias of token %u of a vocabulary of %u",
@@ -267,5 +292,6 @@ int link_read(const struct link *l, uint64_t count, const struct link_limits *li
     memcpy(ret->tokens, link_tokens(l, count), w->n_rows * sizeof(*ret->tokens));
     memcpy(ret->biases, link_biases(l, count), w->n_biases * sizeof(*ret->biases));
     int r = lanes_check(ret, limits, why);
-    return r < 0 ? r : ids_check(ret, limits->n_vocab, why);
+    if (r == 0) r = tokens_check(l, count, ret, limits->n_vocab, why);
+    return r < 0 ? r : biases_check(ret, limits->n_vocab, why);
 }

@@ -66,7 +66,8 @@ struct link_copy {
 
 /* Copies window {life, count} out of its slot and bounds every number in it. -EPROTO with the
  * reason when one is out of range: then the link is of no use any more. The copy's arrays are the
- * caller's. */
+ * caller's. A token that an earlier window samples is LINK_TOKEN_FED, and that window's results are
+ * still in their slot. */
 int link_read(const struct link *l, uint64_t count, const struct link_limits *limits,
               struct link_copy *ret, struct why *why);
 

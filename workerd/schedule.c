@@ -24,11 +24,27 @@ static uint32_t oldest_prompt(const struct lane *lanes, uint32_t n_lanes)
     return best;
 }
 
-static bool group_decodes(const struct lane *lanes, uint32_t n_lanes, uint32_t group)
+static bool group_has(const struct lane *lanes, uint32_t n_lanes, uint32_t group,
+                      bool (*is)(const struct lane *l))
 {
     for (uint32_t i = 0; i < n_lanes; i++)
-        if (lanes[i].group == group && decodes(&lanes[i])) return true;
+        if (lanes[i].group == group && is(&lanes[i])) return true;
     return false;
+}
+
+/* The group whose window is next, or n_groups: one without a window in flight before one that would
+ * only get ahead. */
+static uint32_t next_group(const struct schedule *s, const struct lane *lanes, uint32_t n_lanes,
+                           bool reads)
+{
+    for (uint32_t flying = 0; flying < (reads ? 1 : SCHEDULE_FLYING_MAX); flying++)
+        for (uint32_t i = 0; i < s->n_groups; i++) {
+            uint32_t g = (s->next_group + i) % s->n_groups;
+            if (s->flying[g] != flying) continue;
+            if (group_has(lanes, n_lanes, g, lane_feeds)) return g;
+            if (flying == 0 && (reads || group_has(lanes, n_lanes, g, decodes))) return g;
+        }
+    return s->n_groups;
 }
 
 static void plan_add(struct plan *p, const struct lane *lanes, uint32_t lane, uint32_t n_rows)
@@ -36,7 +52,8 @@ static void plan_add(struct plan *p, const struct lane *lanes, uint32_t lane, ui
     p->lanes[p->n_lanes++] = (struct plan_lane){
         .lane = lane,
         .n_rows = n_rows,
-        .sampled = n_rows == lane_unposted(&lanes[lane]),
+        .sampled = n_rows >= lane_unposted(&lanes[lane]),
+        .fed = lane_unposted(&lanes[lane]) == 0,
     };
     p->n_rows += n_rows;
 }
@@ -45,17 +62,14 @@ bool schedule_next(const struct schedule *s, const struct lane *lanes, uint32_t 
                    struct plan *plan)
 {
     uint32_t prompt = oldest_prompt(lanes, n_lanes);
-    uint32_t group = s->n_groups;
-    for (uint32_t i = 0; i < s->n_groups && group == s->n_groups; i++) {
-        uint32_t g = (s->next_group + i) % s->n_groups;
-        if (!s->busy[g] && (prompt < n_lanes || group_decodes(lanes, n_lanes, g))) group = g;
-    }
+    uint32_t group = next_group(s, lanes, n_lanes, prompt < n_lanes);
     if (group == s->n_groups) return false;
 
     plan->group = group;
     plan->n_rows = plan->n_lanes = 0;
     for (uint32_t i = 0; i < n_lanes && plan->n_lanes < s->max_lanes; i++)
-        if (lanes[i].group == group && decodes(&lanes[i]) && plan->n_rows < s->max_rows)
+        if (lanes[i].group == group && (decodes(&lanes[i]) || lane_feeds(&lanes[i])) &&
+            plan->n_rows < s->max_rows)
             plan_add(plan, lanes, i, 1);
     if (prompt == n_lanes || plan->n_lanes == s->max_lanes || plan->n_rows == s->max_rows)
         return true;
@@ -93,12 +107,15 @@ void schedule_balance(struct lane *lanes, uint32_t n_lanes, uint32_t n_groups)
 {
     uint32_t count[POOL_STAGES_MAX];
     count_groups(lanes, n_lanes, n_groups, count);
-    for (uint32_t i = 0; i < n_lanes; i++) {
-        struct lane *l = &lanes[i];
-        uint32_t to = least(count, n_groups);
-        if (!lane_is_active(l) || l->in_flight || count[l->group] < count[to] + 2) continue;
-        count[l->group]--;
-        count[to]++;
-        l->group = to;
-    }
+    for (uint32_t flying = 0; flying < 2; flying++)
+        for (uint32_t i = 0; i < n_lanes; i++) {
+            struct lane *l = &lanes[i];
+            uint32_t to = least(count, n_groups);
+            if (!lane_is_active(l) || !l->in_flight != !flying) continue;
+            l->hold = flying && count[l->group] >= count[to] + 2;
+            if (count[l->group] < count[to] + 2) continue;
+            count[l->group]--;
+            count[to]++;
+            if (!flying) l->group = to;
+        }
 }

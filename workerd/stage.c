@@ -58,6 +58,8 @@ __attribute__((noreturn)) static void stage_fail(const struct why *why)
     _exit(1);
 }
 
+static uint32_t spin_us(const struct stage *s) { return s->setup.want.may_spin ? SPIN_US : 0; }
+
 static void order_free(struct stage_order *o)
 {
     if (!o) return;
@@ -170,6 +172,61 @@ static void window_copy(struct stage *s, const struct window *w)
     }
 }
 
+/* Waits until window `from` has its results, or an order is given: a stage that died never has any.
+ * Who waits for another's work goes on, as far as poold is concerned. */
+static bool results_wait(struct stage *s, uint32_t from)
+{
+    const struct link *l = s->serving->link;
+    struct link_bell *bell = link_bell(l, l->h.n_stages);
+    for (uint32_t seen; (int32_t)((seen = bell_count(bell)) - from) < 0;) {
+        if (__atomic_load_n(&s->order, __ATOMIC_RELAXED)) return false;
+        (void)bell_wait(bell, seen, spin_us(s), LOOK_US);
+        (void)__atomic_add_fetch(&s->steps, 1, __ATOMIC_RELAXED);
+    }
+    return true;
+}
+
+/* Stage 0 fills in the tokens that earlier windows sampled. False: it was interrupted, the window
+ * is as good as not taken. */
+static bool tokens_feed(struct stage *s, uint32_t count)
+{
+    const struct link *l = s->serving->link;
+    uint32_t *token = s->copy.tokens, n_vocab = model_facts(s->model)->n_vocab;
+    for (uint32_t i = 0; s->setup.stage == 0 && i < s->copy.window.n_lanes; i++) {
+        const struct link_lane *lane = &s->copy.lanes[i];
+        uint32_t from = count - lane->fed_back;
+        if (lane->fed_back) {
+            if (!results_wait(s, from)) return false;
+            *token = link_results(l, from)[lane->fed_lane];
+            if (*token >= n_vocab) {
+                struct why why = {0};
+                (void)why_set(&why, 0,
+                              "window %u of life %u sampled token %u of a vocabulary of %u", from,
+                              l->h.life, *token, n_vocab);
+                stage_fail(&why);
+            }
+        }
+        token += lane->n_rows;
+    }
+    return true;
+}
+
+/* Whether there is one to run when the window in hand is done: posted, and its tokens known by
+ * then. */
+static bool next_is_there(const struct stage *s, uint32_t count)
+{
+    const struct link *l = s->serving->link;
+    if (bell_count(link_bell(l, s->setup.stage)) == count) return false;
+    if (s->setup.stage > 0 || l->h.n_stages == 1) return true;
+    uint32_t back = bell_count(link_bell(l, l->h.n_stages));
+    uint32_t n = min_u32(link_slot(l, count + 1)->n_lanes, l->h.max_lanes);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t fed_back = link_lanes(l, count + 1)[i].fed_back;
+        if (fed_back && (int32_t)(back - (count + 1 - fed_back)) < 0) return false;
+    }
+    return true;
+}
+
 static void window_run(struct stage *s)
 {
     uint32_t count = s->done + 1;
@@ -185,6 +242,7 @@ static void window_run(struct stage *s)
                       inner.text);
         stage_fail(&why);
     }
+    if (!tokens_feed(s, count)) return;
     struct window w;
     window_build(s, &w, count);
     DEATH_POINT("window-taken");
@@ -200,8 +258,7 @@ static void window_run(struct stage *s)
     shm_store_u64(&page->windows, page->windows + 1);
     /* Looked at while this window is still in hand, so that the count depends on what was in flight
      * and not on how fast threads wake. */
-    if (bell_count(link_bell(l, s->setup.stage)) == count)
-        shm_store_u64(&page->bubbles, page->bubbles + 1);
+    if (!next_is_there(s, count)) shm_store_u64(&page->bubbles, page->bubbles + 1);
     if (s->trace) trace_window(s->trace, &w, s->copy.lanes);
     window_publish(s, &w, count);
     s->done = count;
@@ -274,7 +331,7 @@ static void order_wait(struct stage *s)
 static void serve(struct stage *s)
 {
     struct link_bell *bell = link_bell(s->serving->link, s->setup.stage);
-    if (bell_wait(bell, s->done, s->setup.want.may_spin ? SPIN_US : 0, LOOK_US)) window_run(s);
+    if (bell_wait(bell, s->done, spin_us(s), LOOK_US)) window_run(s);
 }
 
 /* ---- the thread ---- */

@@ -7,11 +7,18 @@
  * Order of the stores: token ids -> the head's word in the page -> the slot -> bell 0. Dead after
  * the ids: nobody counts them. Dead after the word: the stages' words are lower and hold. Dead
  * after the bell: the stages run the window, its row is closed when this death is confirmed.
+ *
+ * A fed row is posted before its token is known (schedule.h). Its id is stored, and counted by the
+ * word, when the window that samples it is back. Dead before that: the stages' words may be a cell
+ * further than ours, which holds. When that token ends the answer, the row is closed with the cells
+ * that came before it, as it would be had nothing been posted; the late window writes a cell that
+ * nobody counts, and the row waits for it as for any window in flight.
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/death.h"
 #include "common/log.h"
 #include "workerd/head_state.h"
 
@@ -19,7 +26,7 @@ void windows_begin(struct head *h)
 {
     h->posted = h->done = 0;
     h->next_group = 0;
-    memset(h->busy, 0, sizeof(h->busy));
+    memset(h->flying, 0, sizeof(h->flying));
     h->n_flights = h->link->h.n_slots;
     h->flights = xcalloc(h->n_flights, sizeof(*h->flights));
     for (uint32_t i = 0; i < h->n_flights; i++)
@@ -65,6 +72,7 @@ static void tokens_store(struct head *h, const struct lane *l, uint32_t from, ui
         uint32_t kind = pos < r->n_prompt ? 0 : POOL_TOKEN_GENERATED;
         if (cell < pool->n_cells) pool->tokens->cell[cell] = r->tokens[pos] | kind;
     }
+    DEATH_POINT("ids-stored");
     shm_store_u64(&pool->page->word[pool->n_rows + l->row], pool_word(l->lease, to));
 }
 
@@ -108,49 +116,71 @@ static struct link_lane lane_describe(const struct head *h, const struct lane *l
     };
 }
 
-/* What is added to the logits of the lane's sampled row; returns how many. The next token is known
- * of no lane with a window in flight, so what is generated so far is all that comes before it. */
+/* What is added to the logits of the lane's sampled row; returns how many. All up to that row comes
+ * before the sampled token, and what lies past the prompt is generated. */
 static uint32_t biases_store(const struct lane *l, const struct plan_lane *p, struct link_bias *to)
 {
     const struct request *r = l->request;
     uint32_t n = r->sampling.n_biases;
     if (!p->sampled) return 0;
     memcpy(to, r->biases, n * sizeof(*to));
-    for (uint32_t i = 0; request_generated(r) < r->min_tokens && i < r->n_stops; i++)
+    uint32_t generated = l->posted + p->n_rows - r->n_prompt;
+    for (uint32_t i = 0; generated < r->min_tokens && i < r->n_stops; i++)
         to[n++] = (struct link_bias){r->stops[i], -INFINITY};
     return n;
 }
 
+/* The lane's part of window `count`, as its place-th lane. Returns how many biases it has there. */
+static uint32_t lane_post(struct head *h, const struct plan_lane *p, uint64_t count, uint32_t place,
+                          uint32_t *tokens, struct link_bias *biases)
+{
+    struct lane *l = &h->lanes[p->lane];
+    struct link_lane *to = &link_lanes(h->link, count)[place];
+    if (l->copy_cells) tokens_copy(h, l);
+    if (!p->fed) tokens_store(h, l, l->posted, l->posted + p->n_rows);
+    *to = lane_describe(h, l, p);
+    to->n_biases = biases_store(l, p, biases);
+    l->copy_chunk = l->copy_cells = 0;
+    if (p->fed) {
+        to->fed_back = (uint32_t)(count - (l->last_window & POOL_WINDOW_ALL));
+        to->fed_lane = l->last_place;
+        *tokens = LINK_TOKEN_FED;
+    } else {
+        memcpy(tokens, l->request->tokens + l->posted, p->n_rows * sizeof(*tokens));
+    }
+    h->flights[count % h->n_flights].lanes[place] =
+        (struct flight_lane){p->lane, p->n_rows, l->posted, l->serial, p->sampled};
+    l->posted += p->n_rows;
+    l->in_flight++;
+    l->last_window = pool_window(h->life, count);
+    l->last_place = place;
+    return to->n_biases;
+}
+
 static void post(struct head *h, const struct plan *plan)
 {
-    uint64_t count = h->posted + 1, number = pool_window(h->life, count);
+    uint64_t count = h->posted + 1;
     struct flight *f = &h->flights[count % h->n_flights];
-    struct link_lane *lanes = link_lanes(h->link, count);
     uint32_t *tokens = link_tokens(h->link, count), n_biases = 0;
+    bool fed = false;
     f->group = plan->group;
     f->n_lanes = plan->n_lanes;
     for (uint32_t i = 0; i < plan->n_lanes; i++) {
         const struct plan_lane *p = &plan->lanes[i];
-        struct lane *l = &h->lanes[p->lane];
-        if (l->copy_cells) tokens_copy(h, l);
-        tokens_store(h, l, l->posted, l->posted + p->n_rows);
-        lanes[i] = lane_describe(h, l, p);
-        lanes[i].n_biases = biases_store(l, p, link_biases(h->link, count) + n_biases);
-        n_biases += lanes[i].n_biases;
-        l->copy_chunk = l->copy_cells = 0;
-        memcpy(tokens, l->request->tokens + l->posted, p->n_rows * sizeof(*tokens));
+        n_biases += lane_post(h, p, count, i, tokens, link_biases(h->link, count) + n_biases);
         tokens += p->n_rows;
-        f->lanes[i] = (struct flight_lane){p->lane, p->n_rows, l->posted, l->serial, p->sampled};
-        l->posted += p->n_rows;
-        l->in_flight++;
-        l->last_window = number;
+        fed = fed || p->fed;
     }
-    *link_slot(h->link, count) = (struct link_window){
-        .number = number, .n_rows = plan->n_rows, .n_lanes = plan->n_lanes, .n_biases = n_biases};
-    h->busy[plan->group] = true;
+    *link_slot(h->link, count) = (struct link_window){.number = pool_window(h->life, count),
+                                                      .n_rows = plan->n_rows,
+                                                      .n_lanes = plan->n_lanes,
+                                                      .n_biases = n_biases};
+    if (fed) shm_store_u64(&h->pool->page->fed, h->pool->page->fed + 1);
+    h->flying[plan->group]++;
     h->next_group = plan->group + 1;
     h->posted = count;
     bell_ring(link_bell(h->link, 0), (uint32_t)count);
+    if (fed) DEATH_POINT("fed-posted");
 }
 
 void windows_post(struct head *h)
@@ -163,7 +193,7 @@ void windows_post(struct head *h)
                              .max_lanes = link->max_lanes,
                              .piece = h->setup.piece,
                              .next_group = h->next_group};
-        memcpy(s.busy, h->busy, sizeof(s.busy));
+        memcpy(s.flying, h->flying, sizeof(s.flying));
         struct plan plan = {.lanes = h->plan};
         if (!schedule_next(&s, h->lanes, h->setup.n_lanes, &plan)) return;
         post(h, &plan);
@@ -191,15 +221,16 @@ static void token_take(struct head *h, struct lane *l, uint32_t token,
     if (l->state == LANE_PROMPT) (void)lane_move(l, LANE_READ);
     if (request_stops_at(r, token)) {
         struct ending e = {.reason = CISTERN__REASON__STOP, .stop_token = token};
-        admission_end(h, l, &e, l->posted, false);
+        admission_end(h, l, &e, lane_cells(l), false);
         return;
     }
     r->tokens[r->n_tokens++] = token;
     l->known = r->n_tokens;
+    if (l->posted == l->known) tokens_store(h, l, l->known - 1, l->known); /* it was fed */
     gateways_token(h->gateways, r, probs);
     if (r->n_tokens < r->max) return;
     struct ending e = {.reason = CISTERN__REASON__LENGTH};
-    admission_end(h, l, &e, l->posted, false);
+    admission_end(h, l, &e, lane_cells(l), false);
 }
 
 static void collect(struct head *h, uint64_t count)
@@ -207,7 +238,7 @@ static void collect(struct head *h, uint64_t count)
     struct flight *f = &h->flights[count % h->n_flights];
     const uint32_t *results = link_results(h->link, count);
     const struct link_probs *probs = link_probs(h->link, count);
-    h->busy[f->group] = false;
+    h->flying[f->group]--;
     for (uint32_t i = 0; i < f->n_lanes; i++) {
         struct lane *l = &h->lanes[f->lanes[i].lane];
         const struct link_probs *own = probs;

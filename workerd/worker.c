@@ -295,6 +295,7 @@ static int head_start(struct worker *w)
         .reserve_all = w->config->pool.admission == POOL_ADMISSION_FULL,
         .default_tokens = w->config->pool.default_tokens,
         .trace_all = w->config->worker.trace_all,
+        .feed = w->config->worker.feed,
         .card = {.name = model_name(w, f),
                  .arch = f->arch,
                  .fingerprint = w->fingerprint,

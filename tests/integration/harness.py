@@ -32,6 +32,7 @@ READY_S = 120  # bound only; a loaded machine under sanitizers needs a few secon
 STOP_S = 60
 ANSWER_S = 180
 PR_SET_PDEATHSIG = 1
+ENDS = {"0", "2"}  # tokens that end an answer, of the tiny models and of the demo model
 UCRED = struct.Struct("3i")
 LIBC = ctypes.CDLL(None, use_errno=True)
 SANITIZER = re.compile(r"AddressSanitizer|LeakSanitizer|UndefinedBehaviorSanitizer|runtime error:")
@@ -324,11 +325,15 @@ class Cistern:
 
     def trace(self, path=None):
         """What worker.trace wrote: {request: {position: (token, hash of the row's logits)}}, in the
-        order in which requests first appear."""
+        order in which requests first appear. Rows behind the end of an answer are left out."""
         rows = {}
         for line in pathlib.Path(path or self.settings["worker.trace"]).read_text().splitlines():
             request, _row, position, token, value = line.split()
             rows.setdefault(request, {})[int(position)] = (token, value)
+        for r in rows.values():
+            last = max(r)
+            if r.get(last - 1, (None,))[0] in ENDS:
+                del r[last]  # it was posted before that token was known, and taken back
         return rows
 
     def pool(self):

@@ -246,13 +246,13 @@ static void sound_window(struct link *l)
         link_biases(l, 9)[i] = (struct link_bias){900 + i, i == 1 ? -INFINITY : (float)i};
 }
 
-static int read_9(const struct link *l, struct why *why)
+static int read_window(const struct link *l, uint64_t count, struct why *why)
 {
     struct link_lane lanes[LANES];
     uint32_t tokens[ROWS];
     static struct link_bias biases[LANES * LINK_BIASES_MAX];
     struct link_copy c = {.lanes = lanes, .tokens = tokens, .biases = biases};
-    int r = link_read(l, 9, &limits, &c, why);
+    int r = link_read(l, count, &limits, &c, why);
     if (r < 0) return r;
     ck_assert_uint_eq(c.window.n_rows, 21);
     ck_assert_uint_eq(lanes[0].lease, 3);
@@ -312,7 +312,7 @@ START_TEST(a_sound_window_is_read)
     struct link *l = sound_link();
     struct why why = {0};
     sound_window(l);
-    ck_assert_msg(read_9(l, &why) == 0, "%s", why.text);
+    ck_assert_msg(read_window(l, 9, &why) == 0, "%s", why.text);
     link_unref(l);
 }
 END_TEST
@@ -329,8 +329,43 @@ START_TEST(malformed_windows_are_refused_by_name)
     memcpy(parts[wrong_windows[_i].part] + wrong_windows[_i].off, &wrong_windows[_i].value,
            sizeof(uint32_t));
     struct why why = {0};
-    ck_assert_int_eq(read_9(l, &why), -EPROTO);
+    ck_assert_int_eq(read_window(l, 9, &why), -EPROTO);
     ck_assert_msg(strstr(why.text, wrong_windows[_i].says) != NULL, "%s", why.text);
+    link_unref(l);
+}
+END_TEST
+
+/* Lane 0 or 1 of window `count` is said to be fed. The oldest window that is still in its slot when
+ * number 9 is read is 9 - SLOTS + 1; a life's first is 1. */
+static const struct {
+    uint64_t count;
+    uint32_t lane, fed_back, fed_lane, token;
+    const char *says; /* NULL: it is read */
+} fed[] = {
+    {9, 0, 1,          0,         LINK_TOKEN_FED, NULL               },
+    {9, 0, SLOTS - 1,  LANES - 1, LINK_TOKEN_FED, NULL               },
+    {9, 0, SLOTS,      0,         LINK_TOKEN_FED, "can't feed"       },
+    {9, 0, UINT32_MAX, 0,         LINK_TOKEN_FED, "can't feed"       },
+    {9, 0, 1,          LANES,     LINK_TOKEN_FED, "can't feed"       },
+    {9, 0, 1,          0,         999,            "can't feed"       },
+    {9, 1, 1,          0,         LINK_TOKEN_FED, "can't feed its 20"},
+    {9, 0, 0,          0,         LINK_TOKEN_FED, "token 4294967295" },
+    {3, 0, 2,          0,         LINK_TOKEN_FED, NULL               },
+    {3, 0, 3,          0,         LINK_TOKEN_FED, "can't feed"       }, /* there is no window 0 */
+};
+
+START_TEST(who_is_fed_is_bounded)
+{
+    struct link *l = sound_link();
+    sound_window(l);
+    link_slot(l, 9)->number = pool_window(LIFE, fed[_i].count); /* 3 and 9 have one slot */
+    ck_assert_ptr_eq(link_slot(l, 9), link_slot(l, fed[_i].count));
+    link_lanes(l, 9)[fed[_i].lane].fed_back = fed[_i].fed_back;
+    link_lanes(l, 9)[fed[_i].lane].fed_lane = fed[_i].fed_lane;
+    link_tokens(l, 9)[fed[_i].lane] = fed[_i].token;
+    struct why why = {0};
+    ck_assert_int_eq(read_window(l, fed[_i].count, &why), fed[_i].says ? -EPROTO : 0);
+    if (fed[_i].says) ck_assert_msg(strstr(why.text, fed[_i].says) != NULL, "%s", why.text);
     link_unref(l);
 }
 END_TEST
@@ -346,5 +381,6 @@ int main(void)
     tcase_add_test(tc, a_file_cut_short_is_refused);
     tcase_add_test(tc, a_sound_window_is_read);
     tcase_add_loop_test(tc, malformed_windows_are_refused_by_name, 0, ARRAY_LEN(wrong_windows));
+    tcase_add_loop_test(tc, who_is_fed_is_bounded, 0, ARRAY_LEN(fed));
     return suite_run("link", tc);
 }
