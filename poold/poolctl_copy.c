@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See poolctl_copy.h. Called by poolctl_transfer.c, one chunk a round of its loop.
+ * See poolctl_copy.h. Called by poolctl_transfer.c and, for chunks, by the threads of its crew.
  */
 #include "poold/poolctl_copy.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 
 enum {
     /* Summed, then written, or read, then summed: small enough to be in the second-level cache
@@ -18,7 +20,7 @@ enum {
 
 /* ---- whole reads and writes ---- */
 
-static int write_at(int fd, const void *from, size_t n, uint64_t off)
+static int write_fd(int fd, const void *from, size_t n, uint64_t off)
 {
     for (const char *at = from; n > 0;) {
         ssize_t moved = pwrite(fd, at, n, (off_t)off);
@@ -26,6 +28,26 @@ static int write_at(int fd, const void *from, size_t n, uint64_t off)
         if (moved < 0) return -errno;
         at += moved, off += (uint64_t)moved, n -= (size_t)moved;
     }
+    return 0;
+}
+
+/* Faults of its pages at once instead of one by one. */
+static int populate(char *at, size_t n, int how)
+{
+    size_t before = (uintptr_t)at % PAGE_BYTES;
+    return madvise(at - before, before + n, how) < 0 ? -errno : 0;
+}
+
+/* Where the kernel does not know how, one by one. */
+static void touch(char *at, size_t n, int how) { (void)populate(at, n, how); }
+
+/* A full file system is heard of before the bytes are stored: a store would end the process. */
+static int write_at(struct copy *c, const void *from, size_t n, uint64_t off)
+{
+    if (!c->map) return write_fd(c->fd, from, n, off);
+    int r = populate(c->map + off, n, MADV_POPULATE_WRITE);
+    if (r < 0) return r == -EFAULT ? -ENOSPC : r;
+    memcpy(c->map + off, from, n);
     return 0;
 }
 
@@ -70,13 +92,7 @@ static void sum_head(struct place *p)
     xxh64_add(&p->sum, &p->head.index, sizeof(p->head) - offsetof(struct saved_chunk, index));
 }
 
-/* Faults of its pages at once instead of one by one; where the kernel does not know how, one by
- * one. */
-static void touch(char *at, size_t n, int how)
-{
-    char *page = at - (uintptr_t)at % PAGE_BYTES;
-    (void)madvise(page, (size_t)(at - page) + n, how);
-}
+static bool is_stopped(const struct copy *c) { return __atomic_load_n(&c->stop, __ATOMIC_RELAXED); }
 
 /* still: NULL, or room for a piece: the bytes may change meanwhile, by whoever runs the
  * conversation, behind its valid cells: they are copied first, so that the sum is that of what is
@@ -88,7 +104,7 @@ static int put(struct copy *c, struct place *p, const char *from, uint64_t n, ui
         size_t bytes = min_u64(n - at, PIECE_BYTES);
         const char *piece = still ? memcpy(still, from + at, bytes) : from + at;
         xxh64_add(&p->sum, piece, bytes);
-        int r = write_at(c->fd, piece, bytes, *off);
+        int r = is_stopped(c) ? -ECANCELED : write_at(c, piece, bytes, *off);
         if (r < 0) return r;
         *off += bytes;
     }
@@ -99,7 +115,7 @@ static int get(struct copy *c, struct place *p, char *to, uint64_t n, uint64_t *
 {
     for (uint64_t at = 0; at < n; at += PIECE_BYTES) {
         size_t bytes = min_u64(n - at, PIECE_BYTES);
-        int r = read_at(c->fd, to + at, bytes, *off);
+        int r = is_stopped(c) ? -ECANCELED : read_at(c->fd, to + at, bytes, *off);
         if (r < 0) return r;
         xxh64_add(&p->sum, to + at, bytes);
         *off += bytes;
@@ -107,11 +123,30 @@ static int get(struct copy *c, struct place *p, char *to, uint64_t n, uint64_t *
     return 0;
 }
 
-int copy_header(struct copy *c)
+static void map_output(struct copy *c)
+{
+    struct statfs fs;
+    if (fstatfs(c->fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC) return;
+    if (ftruncate(c->fd, (off_t)c->h.bytes) < 0) return;
+    void *at = mmap(NULL, c->h.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
+    if (at == MAP_FAILED) return;
+    c->map = at;
+    /* Linux before 5.14 can't say that there is no room. */
+    if (populate(c->map, SAVED_HEADER_BYTES, MADV_POPULATE_WRITE) == -EINVAL) copy_end_out(c);
+}
+
+int copy_begin_out(struct copy *c, bool many)
 {
     uint8_t page[SAVED_HEADER_BYTES];
     saved_seal(&c->h, page);
-    return write_at(c->fd, page, sizeof(page), 0);
+    if (many) map_output(c);
+    return write_at(c, page, sizeof(page), 0);
+}
+
+void copy_end_out(struct copy *c)
+{
+    if (c->map) (void)munmap(c->map, c->h.bytes);
+    c->map = NULL;
 }
 
 int copy_out(struct copy *c, uint32_t i)
@@ -129,7 +164,7 @@ int copy_out(struct copy *c, uint32_t i)
         r = put(c, &p, c->layer[l] + p.in_run, p.per_layer, &off, still);
     }
     p.head.checksum = xxh64_end(&p.sum);
-    return r < 0 ? r : write_at(c->fd, &p.head, sizeof(p.head), p.off);
+    return r < 0 ? r : write_at(c, &p.head, sizeof(p.head), p.off);
 }
 
 static int read_fails(int r, struct why *why)

@@ -22,7 +22,7 @@ int output_begin(const char *path, struct output *ret)
     CLEANUP(freep) char *folder = folder_of(path);
     CLEANUP(freep) char *aside = NULL;
     if (!*path || path[strlen(path) - 1] == '/') return -EISDIR;
-    int fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0 && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) return -errno;
     if (fd < 0) {
         if (asprintf(&aside, "%s.XXXXXX", path) < 0) abort();

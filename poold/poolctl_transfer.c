@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * poolctl save and restore. poold hands over a row and the arenas; the bytes are copied here, one
- * chunk a round of the loop, so that poold's going away is noticed. A save is written aside, synced
+ * poolctl save and restore. poold hands over a row and the arenas; the bytes are copied here by
+ * threads (poolctl_crew.h), so that poold's going away is noticed. A save is written aside, synced
  * and renamed; a restore checks every chunk before it says that the conversation is complete. Dying
  * at any point leaves the pool and the target as they were.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "common/cuda_host.h"
 #include "poold/poolctl.h"
-#include "poold/poolctl_copy.h"
+#include "poold/poolctl_crew.h"
 #include "poold/poolctl_output.h"
 
 enum { NICE = 10 /* what the lanes compute comes first where cores are few */ };
@@ -25,22 +27,29 @@ struct mapping {
 };
 
 struct transfer {
-    bool save, answered, done;
+    bool save, answered;
     const char *path;
     struct output out; /* of a save */
     struct copy copy;
+    struct crew crew;
+    int ring; /* by which the crew says that it is done */
     uint32_t row;
     uint64_t generation;
     struct mapping arena[POOL_STAGES_MAX], tokens;
     uint32_t n_arenas;
-    uint32_t next; /* chunk to copy */
     uint64_t since_us;
-    struct loop_source *after;
+    struct loop_source *ringing;
 };
 
-static struct transfer t = {.copy.fd = -1, .out.fd = -1};
+static struct transfer t = {.copy.fd = -1, .out.fd = -1, .ring = -1};
 
-static void remove_output(void) { output_fini(&t.out); }
+/* However the program ends: nobody stores any more, and what is not published is gone. */
+static void give_up(void)
+{
+    __atomic_store_n(&t.copy.stop, true, __ATOMIC_RELAXED);
+    (void)crew_join(&t.crew);
+    output_fini(&t.out);
+}
 
 static void unmap_all(void)
 {
@@ -141,6 +150,7 @@ static void restore_fails(struct ctl *c, int r, const struct why *why)
 
 static void finish(struct ctl *c)
 {
+    copy_end_out(&t.copy);
     int r = t.save ? output_publish(&t.out) : 0;
     if (r < 0) return file_fails(c, r, "cannot be put in place");
     unmap_all(); /* from here on nothing of the pool can be written */
@@ -151,26 +161,21 @@ static void finish(struct ctl *c)
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_TRANSFER_END;
     m.transfer_end = &end;
-    t.done = true;
     (void)ctl_send(c, &m);
 }
 
-static bool step(void *arg)
+static void on_ring(void *arg, uint32_t events)
 {
+    (void)events;
     struct ctl *c = arg;
-    struct why why = {0};
-    if (t.done) return false;
-    int r = t.save ? copy_out(&t.copy, t.next) : copy_in(&t.copy, t.next, &why);
-    if (r < 0) {
-        t.done = true;
-        if (t.save)
-            file_fails(c, r, "cannot be written");
-        else
-            restore_fails(c, r, &why);
-    } else if (++t.next == saved_n_chunks(&t.copy.h)) {
+    loop_remove(TAKE(t.ringing));
+    int r = crew_join(&t.crew);
+    if (r == 0)
         finish(c);
-    }
-    return true;
+    else if (t.save)
+        file_fails(c, r, "cannot be written");
+    else
+        restore_fails(c, r, &t.crew.why);
 }
 
 /* The row's chunks as its table names them. -ESTALE: it is not ours any more. */
@@ -206,9 +211,11 @@ static void start(struct ctl *c)
     for (uint32_t l = 0; r == 0 && l < t.copy.h.geometry.n_layers; l++)
         if (!t.copy.layer[l]) r = -EPROTO;
     if (r < 0) return ctl_fail(c, EXIT_REFUSED, "poold handed over a row that makes no sense");
-    r = t.save ? copy_header(&t.copy) : 0;
+    r = t.save ? copy_begin_out(&t.copy, crew_size(&t.copy.h) >= CREW_MANY) : 0;
     if (r < 0) return file_fails(c, r, "cannot be written");
-    r = loop_add_after(c->loop, step, c, &t.after);
+    t.ring = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    r = t.ring < 0 ? -errno : loop_add_fd(c->loop, t.ring, EPOLLIN, on_ring, c, &t.ringing);
+    if (r == 0) r = crew_start(&t.crew, &t.copy, t.save, t.ring);
     if (r < 0) ctl_fail(c, EXIT_REFUSED, "%s", strerror(-r));
 }
 
@@ -264,18 +271,23 @@ int check_save(struct ctl *c) { return c->n_args == 2 && *c->arg[1] ? check_row(
 
 int check_restore(struct ctl *c) { return c->n_args == 1 && *c->arg[0] ? 0 : -EINVAL; }
 
+static void begin(void)
+{
+    t.since_us = now_us();
+    (void)nice(NICE); /* the threads inherit it */
+    (void)atexit(give_up);
+}
+
 void begin_save(struct ctl *c)
 {
     t.save = true;
     t.path = c->arg[1];
-    t.since_us = now_us();
-    (void)nice(NICE);
+    begin();
     t.copy.h.geometry = c->view.h->geometry;
     t.copy.h.chunk_cells = c->view.h->chunk_cells;
     int r = output_begin(t.path, &t.out);
     if (r < 0) return file_fails(c, r, "cannot be made");
     t.copy.fd = t.out.fd;
-    (void)atexit(remove_output);
     static Cistern__Save save = CISTERN__SAVE__INIT;
     save.row = c->row;
     save.generation = c->generation;
@@ -303,8 +315,7 @@ void begin_restore(struct ctl *c)
 {
     struct why why = {0};
     t.path = c->arg[0];
-    t.since_us = now_us();
-    (void)nice(NICE);
+    begin();
     int r = open_saved(&why);
     if (r == 0) r = saved_fits(&t.copy.h, c->view.h, &why);
     if (r < 0) return restore_fails(c, r, &why);
