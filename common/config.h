@@ -55,16 +55,17 @@ struct config {
         uint32_t threads; /* compute threads; 0: all cores */
         char *cpus;       /* "0-3,8"; empty: no pinning */
         uint32_t lanes;
-        uint32_t piece;       /* prompt tokens a window at most */
-        uint32_t precision;   /* enum model_precision: 0 int8, 1 float32 */
-        uint32_t variant;     /* index into the choices: auto, avx512, avx2, plain */
-        char *device;         /* "cpu" or "cuda:N" */
-        uint64_t kv_resident; /* of a GPU: cells kept in its memory as well, at most */
-        bool feed;            /* a next window starts with tokens that the head has not seen */
-        uint32_t stuck_ms;    /* serving, and silent or not going on for this long, is stuck */
-        uint32_t start_ms;    /* starting and silent for this long is stuck */
-        char *trace;          /* debug: a file that gets one line a row of logits; empty: none */
-        bool trace_all;       /* with trace: also rows that are not sampled */
+        uint32_t piece;        /* prompt tokens a window at most */
+        uint32_t prompt_share; /* percent of a window's time, while others are answered */
+        uint32_t precision;    /* enum model_precision: 0 int8, 1 float32 */
+        uint32_t variant;      /* index into the choices: auto, avx512, avx2, plain */
+        char *device;          /* "cpu" or "cuda:N" */
+        uint64_t kv_resident;  /* of a GPU: cells kept in its memory as well, at most */
+        bool feed;             /* a next window starts with tokens that the head has not seen */
+        uint32_t stuck_ms;     /* serving, and silent or not going on for this long, is stuck */
+        uint32_t start_ms;     /* starting and silent for this long is stuck */
+        char *trace;           /* debug: a file that gets one line a row of logits; empty: none */
+        bool trace_all;        /* with trace: also rows that are not sampled */
     } worker;
     struct {
         uint32_t queue_wait_ms;  /* that a request waits for room, with pool.when_dry = wait */

@@ -74,6 +74,9 @@ const struct config_key config_keys[] = {
     TEXT(worker, cpus, "", "Cores of a CPU stage, \"0-3,8\"; empty: no pinning."),
     U32(worker, lanes, 1, 64, "8", "Conversations computed at the same time."),
     U32(worker, piece, 1, 4096, "256", "Prompt tokens of a window at most."),
+    U32(worker, prompt_share, 1, 100, "100",
+        "Percent of a window's time that a piece of a prompt may take while others are answered; "
+        "100: no limit but worker.piece."),
     CHOICE(worker, precision, "int8|float32", NULL, "int8",
            "Activations of the matrix products; float32 is the slow reference."),
     CHOICE(worker, variant, "auto|avx512|avx2|plain", NULL, "auto",

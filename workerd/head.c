@@ -330,6 +330,7 @@ int head_new(const struct head_setup *setup, struct why *why, struct head **ret)
     h->setup = *setup;
     h->ring = -1;
     h->ops = (struct ops){.client = setup->pool_client, .pipeline = setup->pipeline};
+    h->share.percent = setup->prompt_share;
     h->lanes = xcalloc(setup->n_lanes, sizeof(*h->lanes));
     h->plan = xcalloc(setup->n_lanes, sizeof(*h->plan));
     int r =

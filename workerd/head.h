@@ -23,7 +23,8 @@ struct head_setup {
     const char *endpoint; /* where gateways reach it */
     uint64_t self;        /* this process's incarnation */
     uint32_t pipeline, n_lanes, piece;
-    bool reserve_all; /* pool.admission = full */
+    uint32_t prompt_share; /* worker.prompt_share */
+    bool reserve_all;      /* pool.admission = full */
     uint32_t default_tokens;
     bool trace_all; /* logits of every row are wanted */
     bool feed;      /* worker.feed */

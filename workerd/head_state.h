@@ -9,6 +9,7 @@
 #include "workerd/head.h"
 #include "workerd/ops.h"
 #include "workerd/schedule.h"
+#include "workerd/share.h"
 
 enum {
     HEAD_QUEUE_MAX = 4096, /* requests waiting; the gateway's own limit is lower and comes first */
@@ -22,6 +23,8 @@ struct flight_lane {
 };
 struct flight {
     uint32_t group, n_lanes;
+    uint32_t n_generated, n_prompt; /* rows */
+    uint64_t posted_us;
     struct flight_lane *lanes; /* [max_lanes] */
 };
 
@@ -50,6 +53,8 @@ struct head {
     uint32_t n_flights;
     uint32_t flying[POOL_STAGES_MAX]; /* windows in flight, by group */
     uint32_t next_group;
+    struct share share;     /* of a window's time, what a prompt may take */
+    uint64_t back_us;       /* when the last window came back */
     struct plan_lane *plan; /* [n_lanes], scratch */
 };
 

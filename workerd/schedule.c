@@ -24,6 +24,14 @@ static uint32_t oldest_prompt(const struct lane *lanes, uint32_t n_lanes)
     return best;
 }
 
+bool schedule_generates(const struct lane *lanes, uint32_t n_lanes)
+{
+    for (uint32_t i = 0; i < n_lanes; i++)
+        if (decodes(&lanes[i]) || (lanes[i].state == LANE_DECODE && lanes[i].in_flight))
+            return true;
+    return false;
+}
+
 static bool group_has(const struct lane *lanes, uint32_t n_lanes, uint32_t group,
                       bool (*is)(const struct lane *l))
 {
@@ -61,7 +69,7 @@ static void plan_add(struct plan *p, const struct lane *lanes, uint32_t lane, ui
 bool schedule_next(const struct schedule *s, const struct lane *lanes, uint32_t n_lanes,
                    struct plan *plan)
 {
-    uint32_t prompt = oldest_prompt(lanes, n_lanes);
+    uint32_t prompt = s->piece ? oldest_prompt(lanes, n_lanes) : n_lanes;
     uint32_t group = next_group(s, lanes, n_lanes, prompt < n_lanes);
     if (group == s->n_groups) return false;
 

@@ -26,7 +26,7 @@ enum { SCHEDULE_FLYING_MAX = LINK_SLOTS_PER_STAGE }; /* windows of a group: the 
 
 struct schedule {
     uint32_t n_groups;                   /* stages of the pipeline */
-    uint32_t max_rows, max_lanes, piece; /* piece: prompt tokens of one window at most */
+    uint32_t max_rows, max_lanes, piece; /* piece: prompt tokens of one window at most; 0: none */
     uint32_t flying[POOL_STAGES_MAX];    /* windows in flight, by group */
     uint32_t next_group;                 /* where the search begins, so that all get their turn */
 };
@@ -47,6 +47,9 @@ struct plan {
 /* Fills plan and returns true, or returns false when no window can be made now. */
 bool schedule_next(const struct schedule *s, const struct lane *lanes, uint32_t n_lanes,
                    struct plan *plan);
+
+/* Whether a lane's next token is being computed, or can be now. */
+bool schedule_generates(const struct lane *lanes, uint32_t n_lanes);
 
 /* The group with the fewest active lanes: where a new one goes. */
 uint32_t schedule_group(const struct lane *lanes, uint32_t n_lanes, uint32_t n_groups);

@@ -163,12 +163,14 @@ static void post(struct head *h, const struct plan *plan)
     struct flight *f = &h->flights[count % h->n_flights];
     uint32_t *tokens = link_tokens(h->link, count), n_biases = 0;
     bool fed = false;
-    f->group = plan->group;
-    f->n_lanes = plan->n_lanes;
+    *f = (struct flight){
+        .group = plan->group, .n_lanes = plan->n_lanes, .posted_us = now_us(), .lanes = f->lanes};
     for (uint32_t i = 0; i < plan->n_lanes; i++) {
         const struct plan_lane *p = &plan->lanes[i];
         n_biases += lane_post(h, p, count, i, tokens, link_biases(h->link, count) + n_biases);
         tokens += p->n_rows;
+        bool generated = p->fed || h->lanes[p->lane].state == LANE_DECODE;
+        *(generated ? &f->n_generated : &f->n_prompt) += p->n_rows;
         fed = fed || p->fed;
     }
     *link_slot(h->link, count) = (struct link_window){.number = pool_window(h->life, count),
@@ -188,10 +190,11 @@ void windows_post(struct head *h)
     const struct link_header *link = &h->link->h;
     schedule_balance(h->lanes, h->setup.n_lanes, link->n_stages);
     while (h->posted - h->done < link->n_slots) {
+        bool others = schedule_generates(h->lanes, h->setup.n_lanes);
         struct schedule s = {.n_groups = link->n_stages,
                              .max_rows = link->max_rows,
                              .max_lanes = link->max_lanes,
-                             .piece = h->setup.piece,
+                             .piece = share_piece(&h->share, others, h->setup.piece),
                              .next_group = h->next_group};
         memcpy(s.flying, h->flying, sizeof(s.flying));
         struct plan plan = {.lanes = h->plan};
@@ -258,6 +261,14 @@ static void collect(struct head *h, uint64_t count)
     }
 }
 
+/* A window's time, as the pipeline gives them: from its posting, or from the one before it. */
+static void measure(struct head *h, uint64_t count, uint64_t now)
+{
+    const struct flight *f = &h->flights[count % h->n_flights];
+    uint64_t since = max_u64(f->posted_us, h->back_us);
+    share_measured(&h->share, f->n_generated, f->n_prompt, now - since);
+}
+
 void windows_collect(struct head *h)
 {
     uint32_t back = bell_count(link_bell(h->link, h->link->h.n_stages)) - (uint32_t)h->done;
@@ -265,6 +276,9 @@ void windows_collect(struct head *h)
         log_error("the last stage has finished windows that were never posted; this worker ends");
         _exit(1);
     }
+    uint64_t now = now_us();
+    if (back == 1) measure(h, h->done + 1, now); /* of several, nobody knows which took how long */
+    if (back) h->back_us = now;
     for (; back; back--)
         collect(h, ++h->done);
 }

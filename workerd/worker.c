@@ -292,6 +292,7 @@ static int head_start(struct worker *w)
         .pipeline = w->place.pipeline,
         .n_lanes = w->config->worker.lanes,
         .piece = w->config->worker.piece,
+        .prompt_share = w->config->worker.prompt_share,
         .reserve_all = w->config->pool.admission == POOL_ADMISSION_FULL,
         .default_tokens = w->config->pool.default_tokens,
         .trace_all = w->config->worker.trace_all,

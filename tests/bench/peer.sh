@@ -86,7 +86,7 @@ set --
 if [ "$kind" != cpu ]; then
     set -- -DGGML_CUDA=ON "-DCMAKE_CUDA_ARCHITECTURES=${PEER_ARCH:-90}-real" -DGGML_CUDA_NCCL=OFF \
         -DGGML_CUDA_COMPRESSION_MODE=none "-DGGML_CUDA_FA_QUANTS=q8_0-q8_0;f16-f16"
-    [ "$kind" = cuda-small ] && set -- "$@" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-all
+    [ "$kind" = cuda-small ] && set -- "$@" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-all -no-pie
 fi
 cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON "$@" \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \

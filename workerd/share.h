@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_SHARE_H
+#define WORKERD_SHARE_H
+/*
+ * How many rows of a prompt a window may hold while others are being answered, so that a piece
+ * takes worker.prompt_share percent of the window's time. By measured times alone: it knows no
+ * device and no model, and what it says changes when rows are computed, never what they come to (a
+ * piece may be cut anywhere). Owned by the head; its loop thread alone calls it.
+ *
+ * A window without a piece says what the others take. What a window with one takes beyond that is
+ * its piece's: the next is larger or smaller by what was missing. Pieces cost more the further they
+ * lie from the prompt's beginning, and lanes come and go, so both are measured again and again.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+struct share {
+    uint32_t percent;  /* 100: no limit */
+    double alone_us;   /* a window without a piece; 0: not known */
+    double rows;       /* of the next piece; 0: none was limited yet */
+    uint32_t n_pieces; /* windows with one since alone_us was measured */
+};
+
+/* Rows of the next piece at most: `piece` when nobody is being answered; 0 where a window without
+ * one is wanted, to be measured. */
+uint32_t share_piece(const struct share *s, bool others, uint32_t piece);
+
+/* A window of so many generated and prompt rows, read while others are answered or not, took us. */
+void share_measured(struct share *s, uint32_t n_generated, uint32_t n_prompt, uint64_t us);
+
+#endif
