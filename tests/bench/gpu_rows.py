@@ -43,7 +43,7 @@ def leave(answers):
 
 def slack(lanes, cells):
     """Tokens that the first of so many gets while the others' prompts are read, and more."""
-    return WARM + 2 * ANSWER + (lanes - 1) * max(16, cells // 8)
+    return WARM + 2 * ANSWER + (lanes - 1) * max(16, cells // 64)
 
 
 def decode(side, lanes, cells):
