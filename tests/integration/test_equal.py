@@ -88,11 +88,14 @@ class Crowd:
             self.first[i].set()
 
 
-def test_crowd_equals_solo(tiny_model):
+@pytest.mark.parametrize(
+    "reading", [{"worker.piece": 16}, {"worker.piece": 256, "worker.prompt_share": 30}], ids=["piece", "share"]
+)
+def test_crowd_equals_solo(tiny_model, reading):
     chats = crowd_chats()
     alone, answers = solo_rows(tiny_model, chats)
     leaves = 4
-    with Cistern(tiny_model, settings={**SMALL, "worker.piece": 16}).start() as c:
+    with Cistern(tiny_model, settings={**SMALL, **reading}).start() as c:
         crowd = Crowd(c, chats, leaves)
         crowd.run()
         eventually(lambda: not c.pool().rows(ACTIVE), "all lanes are free")
