@@ -4,8 +4,9 @@
  * some depth, and prompts. The K/V of the depth isn't computed but what the arena holds, zeros: the
  * time of a step does not depend on it. Prints CSV, a row as soon as it is measured. Usage:
  *     gpu_engine DEVICE MODEL KV CONTEXT KV_RESIDENT TEST...
- * TEST is decode:LANES:DEPTH or prompt:TOKENS:DEPTH[:PIECE]; KV is a format as in pool.kv;
- * KV_RESIDENT counts cells, "all" or 0.
+ * TEST is prompt:TOKENS:DEPTH[:PIECE] or CHOICE:LANES:DEPTH: decode is greedy, the others' names
+ * and what they ask for stand below. KV is a format as in pool.kv; KV_RESIDENT counts cells, "all"
+ * or 0.
  */
 #include <string.h>
 
@@ -24,17 +25,46 @@ enum {
 
 static const char *device_name;
 
-static void step(struct rig *r, struct rig_chat **c, uint32_t lanes, uint32_t *next)
+/* How a test's tokens are chosen: "decode" is greedy. */
+static const struct choice {
+    const char *test;
+    struct sampling sampling;
+    uint32_t probs, n_top;
+} choices[] = {
+    {"decode", {.top_p = 1},                                    0,                  0           },
+    {"sample", {.temperature = 1, .top_p = 0.95F, .top_k = 40}, 0,                  0           },
+    {"plain",  {.temperature = 1, .top_p = 1},                  0,                  0           },
+    {"top_p",  {.temperature = 1, .top_p = 0.95F},              0,                  0           },
+    {"probs",  {.top_p = 1},                                    LINK_PROBS_SAMPLED, LINK_TOP_MAX},
+};
+
+static void step(struct rig *r, struct rig_chat **c, uint32_t lanes, const struct choice *choice,
+                 uint32_t *next)
 {
     struct window_lane l[LANES_MAX];
-    for (uint32_t i = 0; i < lanes; i++)
+    for (uint32_t i = 0; i < lanes; i++) {
         l[i] = rig_lane(r, c[i], 1, WINDOW_LAST);
+        l[i].sampling = choice->sampling;
+        l[i].sampling.seed = i;
+        l[i].probs = choice->probs;
+        l[i].n_top = choice->n_top;
+    }
     rig_run(r, l, lanes, next, NULL, NULL);
     for (uint32_t i = 0; i < lanes; i++)
         next[i] = l[i].token;
 }
 
-static void bench_decode(struct rig *r, uint32_t lanes, uint32_t depth)
+/* The choice of a test NAME:LANES:DEPTH; NULL when it is none. */
+static const struct choice *choice_of(const char *test, unsigned *lanes, unsigned *depth)
+{
+    char name[16];
+    if (sscanf(test, "%15[^:]:%u:%u", name, lanes, depth) != 3) return NULL;
+    for (size_t i = 0; i < ARRAY_LEN(choices); i++)
+        if (strcmp(choices[i].test, name) == 0) return &choices[i];
+    return NULL;
+}
+
+static void bench_decode(struct rig *r, const struct choice *choice, uint32_t lanes, uint32_t depth)
 {
     struct rig_chat *c[LANES_MAX];
     uint32_t next[LANES_MAX], n = 0;
@@ -45,12 +75,12 @@ static void bench_decode(struct rig *r, uint32_t lanes, uint32_t depth)
         c[i]->n_cells = depth;
     }
     for (uint32_t i = 0; i < WARM_UP; i++)
-        step(r, c, lanes, next);
+        step(r, c, lanes, choice, next);
     double t = rig_seconds(), end = t;
     for (; n < STEPS && end - t < BUDGET_S; n++, end = rig_seconds())
-        step(r, c, lanes, next);
-    printf("\"%s\",decode,%u,%u,%.3f,%.1f\n", device_name, lanes, depth, (end - t) / n * 1e3,
-           n * lanes / (end - t));
+        step(r, c, lanes, choice, next);
+    printf("\"%s\",%s,%u,%u,%.3f,%.1f\n", device_name, choice->test, lanes, depth,
+           (end - t) / n * 1e3, n * lanes / (end - t));
     (void)fflush(stdout);
     for (uint32_t i = 0; i < lanes; i++)
         rig_chat_free(c[i]);
@@ -85,7 +115,7 @@ static uint32_t chunks_of(char **tests, int n)
     uint32_t most = 0;
     for (int i = 0; i < n; i++) {
         unsigned a = 0, depth = 0;
-        bool decode = sscanf(tests[i], "decode:%u:%u", &a, &depth) == 2;
+        bool decode = choice_of(tests[i], &a, &depth);
         if (!decode && sscanf(tests[i], "prompt:%u:%u", &a, &depth) != 2) continue;
         uint32_t lanes = decode ? a : 1, cells = depth + (decode ? WARM_UP + STEPS : a);
         most = max_u32(most, lanes * (cells / CHUNK + 1));
@@ -133,8 +163,9 @@ int main(int argc, char **argv)
     printf("device,test,lanes or tokens,depth,ms,tokens_per_s\n");
     for (int i = 6; i < argc; i++) {
         unsigned n = 0, depth = 0, piece = PIECE;
-        if (sscanf(argv[i], "decode:%u:%u", &n, &depth) == 2 && n >= 1 && n <= LANES_MAX)
-            bench_decode(r, n, depth);
+        const struct choice *choice = choice_of(argv[i], &n, &depth);
+        if (choice && n >= 1 && n <= LANES_MAX)
+            bench_decode(r, choice, n, depth);
         else if (sscanf(argv[i], "prompt:%u:%u:%u", &n, &depth, &piece) >= 2 && n >= 1 &&
                  piece >= 1 && piece <= PIECE_MOST)
             bench_prompt(r, n, depth, piece);

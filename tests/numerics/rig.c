@@ -171,6 +171,7 @@ struct rig *rig_new(const struct rig_want *want)
     for (uint32_t i = 0; i < r->n_stages; i++)
         stage_new(r, i, f.n_layers);
     r->next_chunk = 1;
+    r->probs = xcalloc(w->max_rows, sizeof(*r->probs));
     return r;
 }
 
@@ -182,6 +183,7 @@ void rig_free(struct rig *r)
         free(r->link[i]);
     }
     gguf_free(r->g);
+    free(r->probs);
     free(r);
 }
 
@@ -231,7 +233,7 @@ struct window_lane rig_lane(struct rig *r, struct rig_chat *c, uint32_t n_rows, 
 void rig_run(struct rig *r, struct window_lane *lanes, uint32_t n_lanes, const uint32_t *tokens,
              void (*on_logits)(void *, uint32_t, uint32_t, const float *, uint32_t), void *arg)
 {
-    struct window w = {.n_lanes = n_lanes, .tokens = tokens, .lanes = lanes};
+    struct window w = {.n_lanes = n_lanes, .tokens = tokens, .lanes = lanes, .probs = r->probs};
     for (uint32_t i = 0; i < n_lanes; i++) {
         lanes[i].first_row = w.n_rows;
         w.n_rows += lanes[i].n_rows;

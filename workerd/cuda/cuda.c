@@ -90,7 +90,6 @@ static void cuda_close(struct backend *b)
     if (b->stream) (void)cudaStreamSynchronize(b->stream);
     cuda_list_free(b->list);
     cuda_resident_free(b);
-    sampler_free(b->sampler);
     cuda_arena_release(b);
     for (int i = 0; i < 2; i++)
         if (b->staged[i]) (void)cudaEventDestroy(b->staged[i]);
@@ -128,12 +127,12 @@ static int cuda_open(const struct backend_want *want, struct why *why, struct ba
     b->block =
         kv_block_of(want->kv, want->n_kv_heads, want->head_dim, want->block_cells, KV_BY_CELL);
     b->memory = cuda_memory_new();
-    if (want->n_vocab) b->sampler = sampler_new(want->n_vocab);
     b->run = xcalloc(want->n_layers, sizeof(*b->run));
     r = open_device(b, why);
     if (r < 0) return r;
     r = cuda_upload_new(b);
     if (r == 0) r = cuda_window_new(b);
+    if (r == 0) r = cuda_choices_new(b);
     if (r == 0) r = parts_new(b);
     if (r < 0)
         return why_set(why, r, "%s: no memory for windows of %u rows", b->name, want->max_rows);

@@ -76,7 +76,6 @@ struct backend {
     double *rope_freq;
     float *rope, *host_activations, *host_row;
     uint32_t row_values;      /* room of host_row */
-    uint32_t *host_tokens;    /* greedy ones */
     uint32_t n_rows, longest; /* longest: cells that the longest row reads that isn't in a span */
     uint64_t window;
     /* Windows that are no graph: rows of a lane together, and the rows beside. */
@@ -101,13 +100,14 @@ struct backend {
     float *part_ml, *part_o;   /* partial sums of attention */
     uint64_t part_rows_splits; /* rows x splits that fit */
     struct cuda_list *list;
-    float *store_to;         /* where the list's store goes on the host */
-    uint32_t store_values;   /* float32 */
-    struct sampler *sampler; /* NULL without a vocabulary */
-    const struct backend_buffer *sampled_of;
-    struct sampler_row *sampled; /* [n_sampled]: of the list's sample */
+    float *store_to;       /* where the list's store goes on the host */
+    uint32_t store_values; /* float32 */
+    /* Of the list's sample. */
+    struct cuda_sample choices;       /* the fixed addresses that its kernels read and write */
+    struct cuda_choice *host_choices; /* pinned; the words follow the choices, as on the device */
+    uint32_t max_words;
+    struct sampler_row *sampled; /* [n_sampled] */
     uint32_t n_sampled;
-    bool greedy; /* all of them, and no more is asked */
 };
 
 /* memory.c: NULL when there is none; freed with the backend. Device memory is zeroed. */
@@ -129,6 +129,12 @@ void cuda_arena_release(struct backend *b);
 void cuda_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells);
 void cuda_begin(struct backend *b, const struct window *w);
 struct cuda_kv cuda_kv_of(const struct backend *b, uint32_t layer);
+
+/* choices.c: what sample asks of the device, and its answers. up: true if no more is asked than the
+ * largest logit of each row. */
+int cuda_choices_new(struct backend *b);
+bool cuda_choices_up(struct backend *b, struct sampler_row *rows, uint32_t n);
+void cuda_choices_read(struct backend *b);
 
 /* resident.c */
 int cuda_resident_new(struct backend *b, struct why *why);

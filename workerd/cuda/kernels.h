@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "proto/link_shm.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -29,6 +31,9 @@ enum {
     CUDA_FLASH_DIM = 128,   /* heads of at most so many values have tiles of token rows */
     CUDA_FLASH_ROWS = 128,  /* (token row, query head) of such a tile */
     CUDA_HEAD_DIM_MAX = 256,
+    CUDA_PART = 4096, /* logits of a row that a block of threads looks at */
+    CUDA_BINS = 512,  /* how far below the largest they lie, in sixteenths */
+    CUDA_LIST = 1024, /* of a row: those that are sorted */
     CUDA_NOT_RESIDENT = -1,
 };
 
@@ -154,6 +159,48 @@ struct cuda_pick {
     uint32_t n_rows;
 };
 
+struct cuda_argmax {
+    struct cuda_rows x;
+    uint32_t n_rows, n_vocab;
+    uint32_t *token, *host_token; /* [row]: the same, on the device and in pinned memory */
+    uint32_t dependent;
+};
+
+/* struct sampler_row as the device has it. Biases (id, bits of what is added) and ids lie in words.
+ */
+struct cuda_choice {
+    float temperature, top_p, min_p, repeat, presence, frequency;
+    uint64_t seed;
+    uint32_t top_k, pos;
+    uint32_t first_bias, n_biases, first_past, n_past; /* in words */
+    uint32_t n_repeat, n_counted; /* of the last ids, so many are looked at; 0: off */
+    uint32_t chooses, probs;      /* what is asked */
+    uint32_t of, n_top;
+};
+
+struct cuda_extreme { /* of a part of a row */
+    float most;
+    uint32_t at;     /* its first id; UINT32_MAX: no logit is a number */
+    uint32_t number; /* the first id whose logit is one, or UINT32_MAX */
+    uint32_t nan;    /* whether one is none */
+};
+
+/* [2]: of a row's choice, of its probabilities. */
+struct cuda_sample {
+    struct cuda_rows x;
+    const struct cuda_choice *choices; /* [row] */
+    const uint32_t *words;
+    float *adjusted;               /* [row][n_vocab] */
+    struct cuda_extreme *extremes; /* [row][2][part] */
+    uint64_t *sums;                /* [row][2][part]: masses */
+    uint32_t *bins;                /* [row][2][CUDA_BINS] */
+    uint32_t *listed;              /* [row][2] */
+    uint64_t *list;                /* [row][2][CUDA_LIST] */
+    uint32_t *token, *host_token;  /* of struct cuda_argmax */
+    struct link_probs *probs;      /* [row], in pinned memory */
+    uint32_t n_rows, n_vocab, dependent, overlaps;
+};
+
 struct cuda_repack {
     const void *from; /* ggml's blocks */
     uint32_t type;    /* enum ggml_type */
@@ -174,8 +221,8 @@ cudaError_t cuda_launch_keep(cudaStream_t s, const struct cuda_keep *a);
 cudaError_t cuda_launch_lookup(cudaStream_t s, const struct cuda_lookup *a);
 cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *a);
 cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a);
-cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_rows *x, uint32_t n_rows,
-                               uint32_t n_vocab, uint32_t *token);
+cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_argmax *a);
+cudaError_t cuda_launch_sample(cudaStream_t s, const struct cuda_sample *a);
 cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
 /* Once a device, before the first launch. *roomy: of struct cuda_product; *overlaps: the kernels
  * are of sm_90 and wait for what they depend on themselves; *dim_max: the longest heads of
@@ -187,6 +234,7 @@ cudaError_t cuda_flash_prepare(uint32_t *dim_max);
 cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_product *a);
+cudaError_t cuda_launch_choose(cudaStream_t s, const struct cuda_sample *a); /* of _sample */
 cudaError_t cuda_few_prepare(void);
 cudaError_t cuda_many_prepare(bool *roomy);
 

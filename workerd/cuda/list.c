@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "common/log.h"
-#include "workerd/cuda/backend_cuda.h"
 #include "workerd/cuda/cuda.h"
 
 enum {
@@ -31,6 +30,7 @@ enum op_kind {
     OP_FLASH_TILES,
     OP_PICK,
     OP_ARGMAX,
+    OP_SAMPLE,
 };
 
 struct copy {
@@ -41,12 +41,6 @@ struct copy {
 struct quantise {
     struct cuda_rows x;
     uint32_t n_rows;
-};
-
-struct argmax {
-    struct cuda_rows x;
-    uint32_t n_rows, n_vocab;
-    uint32_t *token;
 };
 
 struct op { /* zeroed before it is filled: lists are compared by their bytes */
@@ -61,7 +55,8 @@ struct op { /* zeroed before it is filled: lists are compared by their bytes */
         struct cuda_keep keep;
         struct cuda_attend attend;
         struct cuda_pick pick;
-        struct argmax argmax;
+        struct cuda_argmax argmax;
+        struct cuda_sample sample;
     };
 };
 
@@ -143,9 +138,10 @@ static cudaError_t op_launch(cudaStream_t s, const struct op *op)
         return cuda_launch_flash_tiles(s, &op->attend);
     case OP_PICK:
         return cuda_launch_pick(s, &op->pick);
+    case OP_ARGMAX:
+        return cuda_launch_argmax(s, &op->argmax);
     default:
-        return cuda_launch_argmax(s, &op->argmax.x, op->argmax.n_rows, op->argmax.n_vocab,
-                                  op->argmax.token);
+        return cuda_launch_sample(s, &op->sample);
     }
 }
 
@@ -203,17 +199,6 @@ static void list_launch(struct backend *b)
     if (b->failed == cudaSuccess) (void)cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
 }
 
-/* What was asked of rows of logits, once they are there. */
-static void sampled_read(struct backend *b)
-{
-    for (uint32_t i = 0; i < b->n_sampled; i++) {
-        if (b->greedy)
-            b->sampled[i].token = b->host_tokens[i];
-        else
-            sampler_do(b->sampler, cuda_backend.row(b, b->sampled_of, i), &b->sampled[i]);
-    }
-}
-
 int cuda_sync(struct backend *b)
 {
     if (b->list->n_ops > 0 && !b->refused && b->failed == cudaSuccess) list_launch(b);
@@ -222,7 +207,7 @@ int cuda_sync(struct backend *b)
     if (b->failed != cudaSuccess) log_error("%s: %s", b->name, cudaGetErrorString(b->failed));
     if (good && b->store_to)
         memcpy(b->store_to, b->host_activations, b->store_values * sizeof(float));
-    if (good) sampled_read(b);
+    if (good) cuda_choices_read(b);
     b->store_to = NULL;
     b->n_sampled = 0;
     b->list->n_ops = 0;
@@ -482,23 +467,21 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
     written(y, n);
 }
 
-static bool all_greedy(const struct sampler_row *rows, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (!sampler_is_greedy(&rows[i])) return false;
-    return true;
-}
-
 void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows)
 {
-    b->sampled_of = x;
-    b->sampled = rows;
-    b->n_sampled = x->n_rows;
-    b->greedy = all_greedy(rows, x->n_rows);
-    if (!b->greedy) return;
-    struct argmax *a = &op_add(b, OP_ARGMAX)->argmax;
+    if (cuda_choices_up(b, rows, x->n_rows)) {
+        struct cuda_argmax *a = &op_add(b, OP_ARGMAX)->argmax;
+        a->x = x->rows;
+        a->n_rows = x->n_rows;
+        a->n_vocab = b->want.n_vocab;
+        a->token = b->choices.token;
+        a->host_token = b->choices.host_token;
+        a->dependent = dependent(b);
+        return;
+    }
+    struct cuda_sample *a = &op_add(b, OP_SAMPLE)->sample;
+    *a = b->choices;
     a->x = x->rows;
     a->n_rows = x->n_rows;
-    a->n_vocab = b->want.n_vocab;
-    a->token = b->host_tokens;
+    a->dependent = dependent(b);
 }

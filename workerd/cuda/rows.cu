@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What is done to single token rows: RMS norm, int8 codes, looking up and picking rows, the angles
- * of rope, the largest logit. A row's arithmetic is that of its own block of threads.
+ * of rope. A row's arithmetic is that of its own block of threads.
  */
 #include "workerd/cuda/device.cuh"
 
-#include <math_constants.h>
-
-enum { NORM_THREADS = 1024, NORM_WIDTH_MAX = 1 << 16, ROW_THREADS = 256, ARGMAX_THREADS = 1024 };
+enum { NORM_THREADS = 1024, NORM_WIDTH_MAX = 1 << 16, ROW_THREADS = 256 };
 
 /* RMSNorm in one step: where no product made what it is of, or floats are multiplied. A thread has
  * four consecutive values of every 4,096; the norm's weights, which no kernel writes, are asked for
@@ -195,69 +193,4 @@ extern "C" cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *
 extern "C" cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a)
 {
     return launch(s, false, pick, a->n_rows, ROW_THREADS, 0, *a);
-}
-
-/* ---- the greedy token ---- */
-
-struct best {
-    float v;
-    uint32_t i; /* UINT32_MAX: none yet */
-};
-
-/* The larger, of equals the first. */
-__device__ __forceinline__ best better(best a, best b)
-{
-    if (a.i == UINT32_MAX) return b;
-    if (b.i == UINT32_MAX) return a;
-    return b.v > a.v || (b.v == a.v && b.i < a.i) ? b : a;
-}
-
-__device__ __forceinline__ best warp_best(best b)
-{
-    for (int o = 16; o; o >>= 1) {
-        best other = {__shfl_xor_sync(~0u, b.v, o), __shfl_xor_sync(~0u, b.i, o)};
-        b = better(b, other);
-    }
-    return b;
-}
-
-/* As sampler.c: the first of the largest; with a NaN anywhere, the first that is a number. */
-__global__ void __launch_bounds__(ARGMAX_THREADS)
-    argmax(const float *x, uint32_t width, uint32_t n, uint32_t *token)
-{
-    __shared__ best part[WARP];
-    __shared__ uint32_t first[WARP];
-    const float *row = x + (uint64_t)blockIdx.x * width;
-    best b = {0, UINT32_MAX};
-    uint32_t number = UINT32_MAX;
-    int nan = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += ARGMAX_THREADS) {
-        float v = row[i];
-        if (isnan(v)) {
-            nan = 1;
-            continue;
-        }
-        number = min(number, i);
-        b = better(b, best{v, i});
-    }
-    b = warp_best(b);
-    number = __reduce_min_sync(~0u, number);
-    if (threadIdx.x % WARP == 0) {
-        part[threadIdx.x / WARP] = b;
-        first[threadIdx.x / WARP] = number;
-    }
-    nan = __syncthreads_or(nan);
-    if (threadIdx.x >= WARP) return;
-    b = warp_best(part[threadIdx.x]);
-    number = __reduce_min_sync(~0u, first[threadIdx.x]);
-    if (threadIdx.x == 0) {
-        uint32_t t = nan ? number : b.i;
-        token[blockIdx.x] = t == UINT32_MAX ? 0 : t;
-    }
-}
-
-extern "C" cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_rows *x,
-                                          uint32_t n_rows, uint32_t n_vocab, uint32_t *token)
-{
-    return launch(s, false, argmax, n_rows, ARGMAX_THREADS, 0, x->f, x->width, n_vocab, token);
 }

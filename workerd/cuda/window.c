@@ -22,15 +22,13 @@ int cuda_window_new(struct backend *b)
     b->listed = cuda_get(b, w->max_rows * sizeof(*b->listed));
     b->host_picks = cuda_get_pinned(b, CUDA_PICKS * sizeof(*b->picks));
     b->picks = cuda_get(b, CUDA_PICKS * sizeof(*b->picks));
-    b->host_tokens = cuda_get_pinned(b, CUDA_PICKS * sizeof(*b->host_tokens));
     b->rope_freq = cuda_get(b, w->rope_dims / 2 * sizeof(double));
     b->rope = cuda_get(b, (uint64_t)w->max_rows * w->rope_dims * sizeof(float));
     uint64_t kv = 2 * (uint64_t)w->n_kv_heads * w->head_dim;
     if (b->block.k_bits < 16) b->fresh = cuda_get(b, w->max_rows * kv * sizeof(float));
     b->host_activations = cuda_get_pinned(b, (uint64_t)w->max_rows * w->n_embd * sizeof(float));
     if (!b->host_rows || !b->rows || !b->host_spans || !b->spans || !b->host_listed || !b->listed ||
-        !b->host_picks || !b->picks || !b->host_tokens || !b->rope_freq || !b->rope ||
-        !b->host_activations)
+        !b->host_picks || !b->picks || !b->rope_freq || !b->rope || !b->host_activations)
         return -ENOMEM;
     cudaError_t e = cudaMemcpyAsync(b->rope_freq, w->rope_freq, w->rope_dims / 2 * sizeof(double),
                                     cudaMemcpyHostToDevice, b->stream);
