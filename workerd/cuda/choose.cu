@@ -142,9 +142,6 @@ __device__ uint64_t unlikely(const measure &m, float min_p, uint64_t first)
     return most;
 }
 
-__device__ uint64_t later(uint64_t a, uint64_t b) { return a < b ? a : b; }
-__device__ uint64_t sooner(uint64_t a, uint64_t b) { return a < b ? b : a; }
-
 /* total: the row's mass, where no top_k bounds it. */
 __device__ uint32_t draw_searched(const task &t, const cuda_extreme &e, mass_sum total)
 {
@@ -157,8 +154,7 @@ __device__ uint32_t draw_searched(const task &t, const cuda_extreme &e, mass_sum
         mass_sum goal = mass_share(t.c.top_p, total);
         last = reached(m, goal ? goal : 1, least);
     }
-    if (t.c.min_p > 0) last = sooner(last, unlikely(m, t.c.min_p, first) + 1);
-    last = later(last, first);
+    if (t.c.min_p > 0) last = max(last, unlikely(m, t.c.min_p, first) + 1);
     m.per = 1 / (double)t.c.temperature;
     mass_sum want = mass_drawn(t.c.seed, t.c.pos, sum_to(m, last));
     return id_at(reached(m, want + 1, last));
