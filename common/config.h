@@ -23,6 +23,13 @@ enum pool_lock { POOL_LOCK_AUTO, POOL_LOCK_YES, POOL_LOCK_NO };
 /* Who may go on from K/V of others' prompts. */
 enum gateway_share { GATEWAY_SHARE_ALL, GATEWAY_SHARE_KEY };
 
+/* Whether activations go straight to the next stage's device. */
+enum worker_peer {
+    WORKER_PEER_AUTO, /* where that can be; else through host memory, which is said */
+    WORKER_PEER_OFF,
+    WORKER_PEER_ON, /* a worker that can't ends */
+};
+
 struct config {
     struct {       /* what all programs share */
         char *dir; /* sockets; private, 0700 */
@@ -60,6 +67,7 @@ struct config {
         uint32_t precision;    /* enum model_precision: 0 int8, 1 float32 */
         uint32_t variant;      /* index into the choices: auto, avx512, avx2, plain */
         char *device;          /* "cpu" or "cuda:N" */
+        uint32_t peer;         /* enum worker_peer */
         uint64_t kv_resident;  /* of a GPU: cells kept in its memory as well, at most */
         bool feed;             /* a next window starts with tokens that the head has not seen */
         uint32_t stuck_ms;     /* serving, and silent or not going on for this long, is stuck */

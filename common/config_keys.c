@@ -83,6 +83,9 @@ const struct config_key config_keys[] = {
            "CPU instructions of the kernels."),
     TEXT(worker, device, "cpu",
          "What computes: cpu or cuda:N; a worker's own is given by --set worker.device=..."),
+    CHOICE(worker, peer, "auto|off|on", NULL, "auto",
+           "Activations go straight into the next stage's GPU: where they can, never, or always; "
+           "who cannot then ends."),
     U64(worker, kv_resident, 0, UINT32_MAX, "4294967295",
         "Cells whose K and V a GPU keeps in its own memory too, at most; the rest is read from the "
         "pool."),

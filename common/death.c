@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Death by name, for tests. Called by DEATH_POINT; allocates nothing. */
+/* Death by name, for tests. Called by DEATH_POINT and DEATH_TRAP; allocates nothing. */
 #include "common/death.h"
 
 #include <fcntl.h>
@@ -43,4 +43,11 @@ void death_point(const char *name)
     if (is_due("CISTERN_HANG_AT", name, &hang)) ends = true;
     while (ends)
         (void)pause();
+}
+
+bool death_trap(const char *name)
+{
+    static unsigned long trap;
+    death_point(name);
+    return is_due("CISTERN_TRAP_AT", name, &trap);
 }

@@ -12,12 +12,17 @@
  *   CISTERN_STOP_AT=NAME[:N]  SIGSTOP of itself there; what continues it makes it go on
  *   CISTERN_HANG_AT=NAME[:N]  this thread never goes on; the others do
  *   CISTERN_DEATH_LOG=PATH    a line with the name each time that it comes by a point
+ *   CISTERN_TRAP_AT=NAME[:N]  where the point is a DEATH_TRAP, its device is to fail for good
  */
 #ifdef CISTERN_DEATH_POINTS
+#include <stdbool.h>
 void death_point(const char *name);
+bool death_trap(const char *name);
 #define DEATH_POINT(name) death_point(name)
+#define DEATH_TRAP(name) death_trap(name)
 #else
 #define DEATH_POINT(name) ((void)0)
+#define DEATH_TRAP(name) false
 #endif
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See chat.h. Owns the compiled templates and the model's own words for them. What clients send is
+ * See chat.h. Owns the compiled template and the model's own words for it. What clients send is
  * checked here message by message; after that the template decides.
  */
 #include "gateway/chat.h"
@@ -13,18 +13,13 @@
 #include "gateway/chat_tools.h"
 #include "gateway/template/template.h"
 
-/* One of the file's templates. */
-struct form {
-    struct chat_template *template; /* NULL: there is none */
+struct chat_format {
+    struct chat_template *template;
+    const struct tokenizer *tokenizer;
+    json_t *trusted; /* bos_token, eos_token: text that may hold control tokens */
     struct chat_abilities takes;
     char *source;
     size_t source_bytes;
-};
-
-struct chat_format {
-    struct form plain, tools; /* tools: for chats with tools, where the file has one for them */
-    const struct tokenizer *tokenizer;
-    json_t *trusted; /* bos_token, eos_token: text that may hold control tokens */
 };
 
 /* ---- life -------------------------------------------------------------------------------- */
@@ -36,36 +31,13 @@ static void set_token(struct chat_format *c, const char *name, uint32_t id)
     (void)json_object_set_new(c->trusted, name, json_stringn(piece.at, piece.bytes));
 }
 
-static int form_init(const struct chat_format *c, const char *source, size_t bytes, struct why *why,
-                     struct form *ret)
-{
-    ret->source = strndup(source, bytes);
-    ret->source_bytes = bytes;
-    if (!ret->source) return -ENOMEM;
-    int r = chat_template_new(source, bytes, why, &ret->template);
-    if (r == 0) ret->takes = chat_probe(ret->template, c->trusted);
-    return r;
-}
-
-static void form_fini(struct form *f)
-{
-    if (f->template) chat_template_free(f->template);
-    free(f->source);
-}
-
 int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, struct why *why,
                     struct chat_format **ret)
 {
     struct gguf_str source;
-    CLEANUP(chat_format_freep) struct chat_format *c = NULL;
     int r = gguf_str(g, "tokenizer.chat_template", &source);
     if (r < 0) return why_set(why, -ENOENT, "%s has no chat template", gguf_path(g));
-    r = chat_format_of(source.at, source.bytes, tokenizer, why, &c);
-    if (r == 0 && gguf_str(g, "tokenizer.chat_template.tool_use", &source) == 0)
-        r = chat_format_tools(c, source.at, source.bytes, why);
-    if (r < 0) return r;
-    *ret = TAKE(c);
-    return 0;
+    return chat_format_of(source.at, source.bytes, tokenizer, why, ret);
 }
 
 int chat_format_of(const char *source, size_t bytes, const struct tokenizer *tokenizer,
@@ -73,47 +45,34 @@ int chat_format_of(const char *source, size_t bytes, const struct tokenizer *tok
 {
     CLEANUP(chat_format_freep) struct chat_format *c = xnew(struct chat_format);
     c->tokenizer = tokenizer;
+    c->source = strndup(source, bytes);
+    c->source_bytes = bytes;
+    if (!c->source) return -ENOMEM;
     c->trusted = json_object();
     if (!c->trusted) return -ENOMEM;
     set_token(c, "bos_token", tokenizer_bos(tokenizer));
     set_token(c, "eos_token", tokenizer_eos(tokenizer));
-    int r = form_init(c, source, bytes, why, &c->plain);
+    int r = chat_template_new(source, bytes, why, &c->template);
     if (r < 0) return r;
+    c->takes = chat_probe(c->template, c->trusted);
     *ret = TAKE(c);
     return 0;
 }
 
-int chat_format_tools(struct chat_format *c, const char *source, size_t bytes, struct why *why)
+const char *chat_source(const struct chat_format *c, size_t *ret_bytes)
 {
-    return form_init(c, source, bytes, why, &c->tools);
+    *ret_bytes = c->source_bytes;
+    return c->source;
 }
 
-static bool knows_tools(const struct form *f) { return f->takes.tools || f->takes.flat_tools; }
-
-/* The template that a chat is rendered by; one for tools that does not show them is of no use. */
-static const struct form *form_for(const struct chat_format *c, const json_t *tools)
-{
-    return json_array_size(tools) > 0 && knows_tools(&c->tools) ? &c->tools : &c->plain;
-}
-
-const char *chat_source(const struct chat_format *c, bool tools, size_t *ret_bytes)
-{
-    const struct form *f = tools ? &c->tools : &c->plain;
-    *ret_bytes = f->source_bytes;
-    return f->source;
-}
-
-bool chat_knows_tools(const struct chat_format *c)
-{
-    return knows_tools(&c->plain) || knows_tools(&c->tools);
-}
+bool chat_knows_tools(const struct chat_format *c) { return c->takes.tools; }
 
 void chat_format_free(struct chat_format *c)
 {
     if (!c) return;
-    form_fini(&c->plain);
-    form_fini(&c->tools);
+    if (c->template) chat_template_free(c->template);
     json_decref(c->trusted);
+    free(c->source);
     free(c);
 }
 
@@ -288,11 +247,8 @@ static json_t *values_of(const struct chat_format *c, const struct chat_input *i
     (void)json_object_set(values, "messages", messages);
     (void)json_object_set_new(values, "add_generation_prompt", json_true());
     (void)json_object_del(values, "tools");
-    const struct chat_abilities *takes = &form_for(c, in->tools)->takes;
-    if (json_array_size(in->tools) > 0 && takes->tools)
+    if (json_array_size(in->tools) > 0 && c->takes.tools)
         (void)json_object_set(values, "tools", (json_t *)(uintptr_t)in->tools);
-    if (json_array_size(in->tools) > 0 && takes->flat_tools)
-        (void)json_object_set_new(values, "tools", tools_flattened(in->tools));
     return values;
 }
 
@@ -302,7 +258,7 @@ static int render(const struct chat_format *c, const struct chat_input *input, j
     struct why why = {.text = ""};
     CLEANUP(json_decrefp) json_t *values = values_of(c, input, messages);
     struct template_input in = {.values = values, .trusted = c->trusted, .now_s = time(NULL)};
-    int r = chat_template_render(form_for(c, input->tools)->template, &in, &why, ret);
+    int r = chat_template_render(c->template, &in, &why, ret);
     if (r == 0) return 0;
     if (r == -ENOMEM)
         return fault_set(fault, FAULT_INTERNAL, NULL, "There is not enough memory for the prompt.");
@@ -359,12 +315,11 @@ static int render_input(const struct chat_format *c, const struct chat_input *in
                         struct fault *fault, struct rendered *ret)
 {
     CLEANUP(json_decrefp) json_t *list = NULL;
-    const struct chat_abilities *takes = &form_for(c, in->tools)->takes;
     int r = in->tools ? tools_check(in->tools, fault) : 0;
     if (r == 0) r = messages_from(in->messages, fault, &list);
-    if (r == 0 && !takes->tools) tools_write_out(list, takes->flat_tools ? NULL : in->tools);
-    if (r == 0 && !takes->object_arguments) tool_arguments_write_out(list);
-    if (r == 0 && !takes->system) system_to_users(list);
+    if (r == 0 && !c->takes.tools) tools_write_out(list, in->tools);
+    if (r == 0 && !c->takes.object_arguments) tool_arguments_write_out(list);
+    if (r == 0 && !c->takes.system) system_to_users(list);
     return r < 0 ? r : render(c, in, list, fault, ret);
 }
 

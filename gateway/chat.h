@@ -22,9 +22,6 @@ int chat_format_new(const struct gguf *g, const struct tokenizer *tokenizer, str
 /* The same of a template that stands in no file. */
 int chat_format_of(const char *source, size_t bytes, const struct tokenizer *tokenizer,
                    struct why *why, struct chat_format **ret);
-/* The file's own template for chats with tools (its name is tool_use), which is used for those.
- */
-int chat_format_tools(struct chat_format *c, const char *source, size_t bytes, struct why *why);
 void chat_format_free(struct chat_format *c);
 static inline void chat_format_freep(struct chat_format **c) { chat_format_free(*c); }
 
@@ -46,8 +43,7 @@ int chat_text(const struct chat_format *c, const struct chat_input *in, struct f
 /* A text that is a prompt as it stands: control tokens written out in it are control tokens. */
 int raw_prompt(const struct tokenizer *t, const char *text, size_t bytes, uint32_t n_ctx,
                struct fault *fault, struct tokenizer_ids *ret);
-/* Of the template, or of the one for tools; NULL: there is none. */
-const char *chat_source(const struct chat_format *c, bool tools, size_t *ret_bytes);
+const char *chat_source(const struct chat_format *c, size_t *ret_bytes); /* of the template */
 bool chat_knows_tools(const struct chat_format *c); /* or they are written out for it */
 
 #endif

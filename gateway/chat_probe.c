@@ -34,11 +34,6 @@ static const char with_tools[] =
     "\"function\", \"function\": {\"name\": \"" WORD "\", \"description\": \"b\", \"parameters\": "
     "{\"type\": \"object\", \"properties\": {}}}}]}";
 
-static const char with_flat_tools[] =
-    "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{\"name\": \"b\", "
-    "\"description\": \"c\", \"parameter_definitions\": {\"" WORD "\": {\"description\": \"d\", "
-    "\"type\": \"str\", \"required\": true}}}]}";
-
 static const char with_system[] =
     "{\"messages\": [{\"role\": \"system\", \"content\": \"" WORD "\"}, {\"role\": \"user\", "
     "\"content\": \"a\"}]}";
@@ -54,10 +49,8 @@ struct chat_abilities chat_probe(const struct chat_template *t, const json_t *tr
 {
     static const char object[] = WITH_CALL("{\"d\": \"" WORD "\"}");
     static const char text[] = WITH_CALL("\"{\\\"d\\\": \\\"" WORD "\\\"}\"");
-    bool tools = comes_out(t, trusted, with_tools);
     return (struct chat_abilities){
-        .tools = tools,
-        .flat_tools = !tools && comes_out(t, trusted, with_flat_tools),
+        .tools = comes_out(t, trusted, with_tools),
         .system = comes_out(t, trusted, with_system),
         .object_arguments = comes_out(t, trusted, object) || !comes_out(t, trusted, text),
     };

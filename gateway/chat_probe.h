@@ -12,7 +12,6 @@
 
 struct chat_abilities {
     bool tools;            /* definitions come out of it */
-    bool flat_tools;       /* only those of tools_flattened do, and neither calls nor results */
     bool system;           /* a system message does; else it is told with the user's words */
     bool object_arguments; /* of calls; else it wants them as text */
 };

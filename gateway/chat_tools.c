@@ -121,65 +121,6 @@ void tool_arguments_write_out(json_t *messages)
     }
 }
 
-/* ---- another form ------------------------------------------------------------------------ */
-
-/* Python's name of a JSON schema's type. */
-static const char *python_type(const json_t *schema)
-{
-    static const char *const names[][2] = {
-        {"string",  "str"  },
-        {"integer", "int"  },
-        {"number",  "float"},
-        {"boolean", "bool" },
-        {"array",   "list" },
-        {"object",  "dict" },
-    };
-    const char *type = json_string_value(json_object_get(schema, "type"));
-    for (size_t i = 0; type && i < ARRAY_LEN(names); i++)
-        if (strcmp(type, names[i][0]) == 0) return names[i][1];
-    return "Any";
-}
-
-static json_t *text_of(const json_t *object, const char *key)
-{
-    json_t *text = json_object_get(object, key);
-    return json_is_string(text) ? json_incref(text) : json_string("");
-}
-
-static bool is_required(const json_t *schema, const char *name)
-{
-    const json_t *list = json_object_get(schema, "required");
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *one = json_string_value(json_array_get(list, i));
-        if (one && strcmp(one, name) == 0) return true;
-    }
-    return false;
-}
-
-static json_t *flattened(const json_t *function)
-{
-    const json_t *schema = json_object_get(function, "parameters"), *property;
-    const char *name;
-    json_t *parameters = json_object();
-    json_object_foreach((json_t *)(uintptr_t)json_object_get(schema, "properties"), name,
-                        property)(void)
-        json_object_set_new(
-            parameters, name,
-            json_pack("{s:o,s:s,s:b}", "description", text_of(property, "description"), "type",
-                      python_type(property), "required", is_required(schema, name)));
-    return json_pack("{s:o,s:o,s:o}", "name", text_of(function, "name"), "description",
-                     text_of(function, "description"), "parameter_definitions", parameters);
-}
-
-json_t *tools_flattened(const json_t *tools)
-{
-    json_t *list = json_array();
-    for (size_t i = 0; i < json_array_size(tools); i++)
-        (void)json_array_append_new(
-            list, flattened(json_object_get(json_array_get(tools, i), "function")));
-    return list;
-}
-
 /* ---- as text ----------------------------------------------------------------------------- */
 
 static void add_json(struct bytebuf *text, const json_t *v)

@@ -17,11 +17,8 @@ int tools_check(const json_t *tools, struct fault *fault);
 int tool_calls_from(const json_t *calls, size_t i, struct fault *fault, json_t **ret);
 /* For a template that wants a call's arguments as text: what are objects become text of them. */
 void tool_arguments_write_out(json_t *messages);
-/* Definitions as Command R's template takes them: {name, description, parameter_definitions: {NAME:
- * {description, type, required}}}, types in Python's names. What is returned is new. */
-json_t *tools_flattened(const json_t *tools);
 /* For a template without tools. messages: checked, of the caller's own, changed in place: the
- * definitions go to the system message, calls and results become text. tools NULL: those alone. */
+ * definitions go to the system message, calls and results become text. */
 void tools_write_out(json_t *messages, const json_t *tools);
 /* Of a message whose content is a string. */
 void content_add(struct bytebuf *text, const json_t *message);

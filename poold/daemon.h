@@ -20,7 +20,8 @@ struct worker_facts {
     uint32_t max_rows, max_lanes, n_embd;
     struct pool_geometry geometry;
     char endpoint[128];
-    uint32_t *rows; /* that it believes to hold */
+    char activations[192]; /* the way they take, as its last beat said */
+    uint32_t *rows;        /* that it believes to hold */
     size_t n_rows;
     uint64_t *pending; /* numbers of its operations without an answer */
     size_t n_pending;

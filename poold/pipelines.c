@@ -70,15 +70,16 @@ static struct link_header link_layout(const struct daemon *d, uint32_t pipeline,
         h.n_embd = f->n_embd; /* the same in all: it is in the fingerprint */
     }
     h.bells_off = round_up_u64(sizeof(h), 64);
-    h.slots_off = round_up_u64(h.bells_off + (n + 1) * sizeof(struct link_bell), PAGE_BYTES);
+    h.inboxes_off = round_up_u64(h.bells_off + (n + 1) * sizeof(struct link_bell), 64);
+    h.slots_off = round_up_u64(h.inboxes_off + n * sizeof(struct link_inbox), PAGE_BYTES);
     h.lanes_off = sizeof(struct link_window);
     h.tokens_off = h.lanes_off + h.max_lanes * sizeof(struct link_lane);
     h.biases_off = round_up_u64(h.tokens_off + h.max_rows * sizeof(uint32_t), 64);
     uint64_t biases = (uint64_t)h.max_lanes * LINK_BIASES_MAX * sizeof(struct link_bias);
     h.results_off = round_up_u64(h.biases_off + biases, 64);
     h.probs_off = round_up_u64(h.results_off + h.max_lanes * sizeof(uint32_t), 64);
-    h.activations_off =
-        round_up_u64(h.probs_off + h.max_rows * sizeof(struct link_probs), PAGE_BYTES);
+    h.ways_off = round_up_u64(h.probs_off + h.max_rows * sizeof(struct link_probs), 64);
+    h.activations_off = round_up_u64(h.ways_off + n * sizeof(uint32_t), PAGE_BYTES);
     h.activations_bytes = round_up_u64((uint64_t)h.max_rows * h.n_embd * sizeof(float), PAGE_BYTES);
     h.slot_bytes = h.activations_off + (n - 1) * h.activations_bytes;
     h.bytes = h.slots_off + h.n_slots * h.slot_bytes;
@@ -223,6 +224,15 @@ void pipeline_tell(struct daemon *d, struct process *who)
     }
 }
 
+/* What is too long or unprintable isn't shown. */
+static void take_activations(struct worker_facts *f, const char *text)
+{
+    bool fine = strlen(text) < sizeof(f->activations);
+    for (const char *at = text; fine && *at; at++)
+        fine = *at >= ' ' && *at <= '~';
+    (void)snprintf(f->activations, sizeof(f->activations), "%s", fine ? text : "");
+}
+
 void pipeline_heartbeat(struct daemon *d, struct process *who, const Cistern__Envelope *m)
 {
     struct worker_facts *f = who->owner;
@@ -235,6 +245,7 @@ void pipeline_heartbeat(struct daemon *d, struct process *who, const Cistern__En
         .steps = m->heartbeat->steps,
     };
     process_take_beat(who, &beat, now_us());
+    if (f) take_activations(f, m->heartbeat->activations);
     if (!f || !f->answered || !who->placed || !d->pool) return;
     /* Back after poold's restart in the middle of handing out a life that it never got. One beat
      * proves nothing: it may have been on its way since before the attach. */

@@ -69,6 +69,8 @@ static void text_process(const json_t *o)
         printf(", starting, %lld %% loaded", json_number(o, "loaded_percent"));
     if (json_is_true(json_object_get(o, "draining"))) printf(", drained");
     printf("%s\n", json_is_true(json_object_get(o, "dying")) ? ", being killed" : "");
+    if (json_object_get(o, "activations"))
+        printf("        activations: %s\n", json_text(o, "activations"));
 }
 
 static void text_rows(const json_t *list)

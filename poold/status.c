@@ -89,6 +89,9 @@ static json_t *processes_of(const struct daemon *d)
             json_object_set_new(o, "stage", json_integer(w->stage));
             json_object_set_new(o, "phase", json_string(phases[min_u32(w->beat.phase, 2)]));
             json_object_set_new(o, "draining", json_boolean(is_drained(d, w)));
+            const struct worker_facts *f = w->owner;
+            if (f && f->activations[0])
+                json_object_set_new(o, "activations", json_string(f->activations));
         }
         json_array_append_new(list, o);
     }

@@ -6,9 +6,9 @@
  * and handed to each over its lifeline. Through it windows go from stage to stage without a
  * message.
  *
- *   header | bells [stage 0..n_stages] | slot [n_slots]
+ *   header | bells [stage 0..n_stages] | inboxes [n_stages] | slot [n_slots]
  *   slot:  window | lanes [max_lanes] | tokens [max_rows] | biases [max_lanes][LINK_BIASES_MAX]
- *          | results [max_lanes] | probs [max_rows]
+ *          | results [max_lanes] | probs [max_rows] | ways [n_stages - 1]
  *          | activations [n_stages - 1][max_rows][n_embd] float
  *
  * Windows are taken in order by every stage: window number {life, n} lies in slot n % n_slots. Bell
@@ -21,13 +21,17 @@
  * bell n_stages covers that. Those results stay until stage 0 has taken the later window: the
  * window that lies in their slot next is behind it.
  *
+ * Activations go from stage s to stage s + 1 through the slot, or straight into memory of the next
+ * one's device, which that one names in its inbox. Way s of the slot, stored before bell s + 1
+ * rings, says where they are; they are complete when it rings.
+ *
  * Each bell has one writer. A death leaves a count that no longer rises; the link is then of no use
  * to anybody and the next life has another one. A reader bounds what it copies out of a slot.
  */
 #include "proto/pool_shm.h"
 
 enum {
-    LINK_SHM_VERSION = 3,
+    LINK_SHM_VERSION = 4,
     LINK_SLOTS_PER_STAGE = 2, /* one being computed, one posted ahead */
     LINK_BIASES_MAX = 1088,   /* of a lane: what a client may say (1024), and end tokens (64) */
     LINK_TOP_MAX = 20,        /* alternatives beside a token; OpenAI's limit */
@@ -44,7 +48,8 @@ struct link_header { /* poold, before anybody has it */
     uint64_t pool_id;
     uint64_t bells_off, slots_off;
     uint64_t slot_bytes, lanes_off, tokens_off, results_off, activations_off; /* within a slot */
-    uint64_t biases_off, probs_off;                                           /* likewise */
+    uint64_t biases_off, probs_off, ways_off;                                 /* likewise */
+    uint64_t inboxes_off;
     uint64_t activations_bytes; /* of one stage's part */
     uint64_t bytes;             /* of the file */
 };
@@ -93,6 +98,27 @@ struct link_lane {   /* the head */
     uint32_t pad_[6];
 };
 static_assert(sizeof(struct link_lane) == 128, "two cache lines a lane");
+
+enum link_inbox_state {
+    LINK_INBOX_UNSAID, /* its stage has not taken up this life yet: the slot is used meanwhile */
+    LINK_INBOX_NONE,   /* the slot is to be used; text says why */
+    LINK_INBOX_MEMORY, /* device memory that the stage before may open */
+};
+enum link_way { LINK_WAY_SLOT, LINK_WAY_INBOX };
+
+/* The stage whose inbox it is, once a life; state last, with release. Rows of window n begin at
+ * off + n % n_slots * slot_bytes of the memory that the handle stands for. The memory holds the key
+ * at key_off: a handle's bytes may be those of older memory, so whoever opens it looks for the key.
+ * Dead before state: the life is over before anybody waited for it. */
+struct link_inbox {
+    uint32_t state; /* enum link_inbox_state */
+    uint32_t pad0_;
+    uint64_t off, slot_bytes, key_off, key;
+    uint8_t handle[64]; /* cudaIpcMemHandle_t */
+    uint8_t card[16];   /* the device's UUID: numbers differ between processes */
+    char text[136];     /* the device's name, as "cuda:1", or why there is none; ends with 0 */
+};
+static_assert(sizeof(struct link_inbox) == 256, "the same for whoever compiles it");
 
 enum link_want_probs {
     LINK_PROBS_NONE,

@@ -81,6 +81,16 @@ struct backend_ops {
     /* x = host [rows][width]; host = x, there once sync has returned. */
     void (*load)(struct backend *b, struct backend_buffer *x, const float *host);
     void (*store)(struct backend *b, float *host, const struct backend_buffer *x);
+    /* Between stages on devices of their own (struct link_inbox): inbox names this device's memory
+     * for n_slots windows, made when first asked for and there until close, or says why there is
+     * none; peer_open opens the next stage's, one at a time, -ENOTSUP with why when it can't. With
+     * them x = slot of the inbox, and slot of the peer's = x, complete there once sync has
+     * returned. peer_close: no window is in hand; nothing may be open. */
+    void (*inbox)(struct backend *b, uint32_t n_slots, struct link_inbox *ret);
+    int (*peer_open)(struct backend *b, const struct link_inbox *peer, struct why *why);
+    void (*peer_close)(struct backend *b);
+    void (*take)(struct backend *b, struct backend_buffer *x, uint32_t slot);
+    void (*give)(struct backend *b, uint32_t slot, const struct backend_buffer *x);
     /* y = x / sqrt(mean(x^2) + eps) * w */
     void (*rms_norm)(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
                      const struct backend_weight *w);

@@ -35,6 +35,8 @@ static const char *layout_fault(const struct link_header *h)
     if (h->slots_off % 64 || h->slot_bytes % 64) return "place of the slots";
     if (!lies_in(h->bells_off, h->n_stages + 1, sizeof(struct link_bell), 64, h->bytes))
         return "place of the bells";
+    if (!lies_in(h->inboxes_off, h->n_stages, sizeof(struct link_inbox), 64, h->bytes))
+        return "place of the inboxes";
     if (!lies_in(h->slots_off, h->n_slots, h->slot_bytes, 64, h->bytes)) return "size of the slots";
     uint64_t end = h->slot_bytes;
     if (!lies_in(h->lanes_off, h->max_lanes, sizeof(struct link_lane), 64, end) ||
@@ -47,6 +49,8 @@ static const char *layout_fault(const struct link_header *h)
     if (!lies_in(h->results_off, h->max_lanes, sizeof(uint32_t), 4, end)) return "place of results";
     if (!lies_in(h->probs_off, h->max_rows, sizeof(struct link_probs), 4, end))
         return "place of probabilities";
+    if (!lies_in(h->ways_off, h->n_stages - 1, sizeof(uint32_t), 4, end))
+        return "place of the ways";
     if (h->activations_bytes / sizeof(float) / h->n_embd < h->max_rows)
         return "size of the activations";
     if (!lies_in(h->activations_off, h->n_stages - 1, h->activations_bytes, 4, end))
@@ -150,6 +154,16 @@ uint32_t *link_results(const struct link *l, uint64_t count)
 float *link_activations(const struct link *l, uint64_t count, uint32_t stage)
 {
     return (float *)(slot_at(l, count) + l->h.activations_off + stage * l->h.activations_bytes);
+}
+
+uint32_t *link_way(const struct link *l, uint64_t count, uint32_t stage)
+{
+    return (uint32_t *)(slot_at(l, count) + l->h.ways_off) + stage;
+}
+
+struct link_inbox *link_inbox(const struct link *l, uint32_t stage)
+{
+    return (struct link_inbox *)(l->base + l->h.inboxes_off) + stage;
 }
 
 /* ---- bells ---- */

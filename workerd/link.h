@@ -42,6 +42,8 @@ struct link_bias *link_biases(const struct link *l, uint64_t count);
 uint32_t *link_results(const struct link *l, uint64_t count);
 struct link_probs *link_probs(const struct link *l, uint64_t count);
 float *link_activations(const struct link *l, uint64_t count, uint32_t stage);
+uint32_t *link_way(const struct link *l, uint64_t count, uint32_t stage);
+struct link_inbox *link_inbox(const struct link *l, uint32_t stage);
 
 uint32_t bell_count(const struct link_bell *b);
 /* Stores count and wakes who sleeps at the bell. One ringer a bell. */

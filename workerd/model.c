@@ -249,6 +249,18 @@ int model_use_arena(struct model *m, struct pool_arena *arena, struct why *why)
     return r;
 }
 
+void model_inbox(struct model *m, uint32_t n_slots, struct link_inbox *ret)
+{
+    m->ops->inbox(m->backend, n_slots, ret);
+}
+
+int model_peer_open(struct model *m, const struct link_inbox *peer, struct why *why)
+{
+    return m->ops->peer_open(m->backend, peer, why);
+}
+
+void model_peer_close(struct model *m) { m->ops->peer_close(m->backend); }
+
 void model_copy_cells(struct model *m, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells)
 {
     m->ops->copy_cells(m->backend, from_chunk, to_chunk, n_cells);
@@ -268,7 +280,7 @@ static int check_window(const struct model *m, const struct window *w)
         row += l->n_rows;
     }
     if (row != w->n_rows || row == 0) return -EINVAL;
-    return !is_first(m) && !w->in ? -EINVAL : 0;
+    return !is_first(m) && !w->in && !w->in_inbox ? -EINVAL : 0;
 }
 
 /* Rows with logits, collected until the backend's head_rows are there, or what their penalties look
@@ -396,11 +408,16 @@ int model_run(struct model *m, struct window *w)
     m->ops->begin(m->backend, w);
     if (is_first(m))
         m->arch->embed(&p);
+    else if (w->in_inbox)
+        m->ops->take(m->backend, m->buf.x, w->slot);
     else
         m->ops->load(m->backend, m->buf.x, w->in);
     m->arch->layers_forward(&p);
     if (is_last(m)) return head(m, &p, w);
-    m->ops->store(m->backend, w->out, m->buf.x);
+    if (w->out_inbox)
+        m->ops->give(m->backend, w->slot, m->buf.x);
+    else
+        m->ops->store(m->backend, w->out, m->buf.x);
     return m->ops->sync(m->backend);
 }
 

@@ -63,6 +63,11 @@ const struct model_facts *model_facts(const struct model *m);
  * facts. May be called again after a new arena was mapped. */
 int model_use_arena(struct model *m, struct pool_arena *arena, struct why *why);
 
+/* The ways of activations between stages, as backend.h has them. */
+void model_inbox(struct model *m, uint32_t n_slots, struct link_inbox *ret);
+int model_peer_open(struct model *m, const struct link_inbox *peer, struct why *why);
+void model_peer_close(struct model *m);
+
 /* Copies cells [0, n_cells) of every layer of this stage from one chunk to another. */
 void model_copy_cells(struct model *m, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells);
 

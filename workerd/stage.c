@@ -21,6 +21,7 @@
 
 #include "common/death.h"
 #include "common/log.h"
+#include "workerd/peer.h"
 #include "workerd/trace.h"
 
 enum {
@@ -37,6 +38,7 @@ struct stage {
 
     /* Between the threads, atomic. */
     struct stage_order *order; /* given, not yet taken */
+    char *way;                 /* told, not yet taken */
     int progress;
     uint64_t steps;
     struct model *model; /* stored when loaded; what it points to is the device thread's */
@@ -44,6 +46,7 @@ struct stage {
     /* The device thread's. */
     struct stage_order *serving; /* NULL: no life */
     struct trace *trace;
+    struct peer peer;
     uint32_t done;         /* windows of this life that were run */
     struct link_copy copy; /* of the window in hand */
     struct window_lane *lanes;
@@ -106,15 +109,13 @@ static void window_build(struct stage *s, struct window *w, uint32_t count)
 {
     const struct link *l = s->serving->link;
     const struct pool_map *pool = s->serving->pool;
-    uint32_t stage = s->setup.stage, first_row = 0;
+    uint32_t first_row = 0;
     const struct link_bias *biases = s->copy.biases;
     *w = (struct window){
         .n_rows = s->copy.window.n_rows,
         .n_lanes = s->copy.window.n_lanes,
         .tokens = s->copy.tokens,
         .lanes = s->lanes,
-        .in = stage ? link_activations(l, count, stage - 1) : NULL,
-        .out = stage + 1 < l->h.n_stages ? link_activations(l, count, stage) : NULL,
         .on_logits = s->trace ? trace_logits : NULL,
         .on_logits_arg = s->trace,
         .cells = pool->tokens->cell,
@@ -152,6 +153,7 @@ static void window_publish(struct stage *s, const struct window *w, uint32_t cou
         shm_store_u64(&page->word[from->row], pool_word(from->lease, from->pos + from->n_rows));
     }
     shm_store_u64(&page->drained, pool_window(l->h.life, count));
+    peer_say(&s->peer, l, count, w);
     bool last = s->setup.stage + 1 == l->h.n_stages;
     for (uint32_t i = 0; last && i < w->n_lanes; i++)
         link_results(l, count)[i] = w->lanes[i].token;
@@ -237,18 +239,20 @@ static void window_run(struct stage *s)
                                  facts->n_vocab, s->serving->pool->n_chunks,
                                  s->serving->pool->chunk_cells};
     struct why why = {0}, inner = {0};
-    if (link_read(l, count, &limits, &s->copy, &inner) < 0) {
+    struct window w;
+    int r = link_read(l, count, &limits, &s->copy, &inner);
+    if (r == 0 && !tokens_feed(s, count)) return;
+    if (r == 0) window_build(s, &w, count);
+    if (r == 0) r = peer_ways(&s->peer, l, count, &w, &inner);
+    if (r < 0) {
         (void)why_set(&why, 0, "window %u of life %u is malformed: %s", count, l->h.life,
                       inner.text);
         stage_fail(&why);
     }
-    if (!tokens_feed(s, count)) return;
-    struct window w;
-    window_build(s, &w, count);
     DEATH_POINT("window-taken");
     uint64_t start = now_us();
     window_copy(s, &w);
-    int r = model_run(s->model, &w);
+    r = model_run(s->model, &w);
     if (r < 0) {
         (void)why_set(&why, 0, "window %u of life %u failed on the device: %s", count, l->h.life,
                       strerror(-r));
@@ -288,11 +292,32 @@ static void buffers_size(struct stage *s, uint32_t table_entries)
     s->table_entries = table_entries;
 }
 
+/* To the loop thread, which looks at it when there is news. */
+static void way_tell(struct stage *s, const char *text)
+{
+    char *way = xcalloc(1, strlen(text) + 1);
+    memcpy(way, text, strlen(text));
+    free(__atomic_exchange_n(&s->way, way, __ATOMIC_ACQ_REL));
+    (void)eventfd_write(s->news_fd, 1);
+}
+
+static void way_look(struct stage *s)
+{
+    struct why why = {0};
+    int r = peer_look(&s->peer, s->model, s->serving->link, &why);
+    if (r < 0) stage_fail(&why);
+    if (r == 0) return;
+    log_info("activations to stage %u: %s", s->setup.stage + 1, s->peer.text);
+    way_tell(s, s->peer.text);
+}
+
 /* Lets go of the life that was served and takes up the order's. False: the thread is to end. */
 static bool order_adopt(struct stage *s, struct stage_order *o)
 {
     struct stage_order *old = TAKE(s->serving);
     if (old) {
+        peer_end(&s->peer, s->model);
+        way_tell(s, "");
         log_info("life %u is over after %u windows", old->life, s->done);
         drained_raise(old->pool->page, pool_window(old->life, POOL_WINDOW_ALL));
     }
@@ -303,6 +328,7 @@ static bool order_adopt(struct stage *s, struct stage_order *o)
         if (model_use_arena(s->model, o->pool->arena, &why) < 0) stage_fail(&why);
         buffers_size(s, o->pool->table_entries);
         s->done = 0;
+        peer_begin(&s->peer, s->model, o->link);
         /* Nothing of an older life is in hand any more: that is what this number says. */
         drained_raise(o->pool->page, pool_window(o->life, 0));
         s->serving = TAKE(o);
@@ -330,6 +356,7 @@ static void order_wait(struct stage *s)
 
 static void serve(struct stage *s)
 {
+    way_look(s);
     struct link_bell *bell = link_bell(s->serving->link, s->setup.stage);
     if (bell_wait(bell, s->done, spin_us(s), LOOK_US)) window_run(s);
 }
@@ -386,6 +413,12 @@ int stage_new(struct loop *l, const struct stage_setup *setup, struct why *why, 
 {
     struct stage *s = xnew(struct stage);
     s->setup = *setup;
+    s->peer = (struct peer){
+        .stage = setup->stage,
+        .n_stages = setup->n_stages,
+        .mode = setup->peer,
+        .device = setup->want.device,
+    };
     s->order_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int r = s->order_fd < 0 || s->news_fd < 0 ? -errno : 0;
@@ -409,6 +442,11 @@ const struct model_facts *stage_facts(const struct stage *s)
 {
     const struct model *m = __atomic_load_n(&s->model, __ATOMIC_ACQUIRE);
     return m ? model_facts(m) : NULL;
+}
+
+char *stage_take_way(struct stage *s)
+{
+    return __atomic_exchange_n(&s->way, NULL, __ATOMIC_ACQ_REL);
 }
 
 int stage_progress(const struct stage *s)
@@ -441,6 +479,7 @@ void stage_free(struct stage *s)
     order_free(s->serving);
     model_free(s->model);
     trace_free(s->trace);
+    free(s->way);
     free(s->lanes);
     free(s->copy.lanes);
     free(s->copy.tokens);

@@ -6,6 +6,7 @@
  * link (proto/link_shm.h) after every number in it has been bounded; read by the model and the
  * backend; valid until model_run returns. Device thread only.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "workerd/sampler.h"
@@ -37,6 +38,9 @@ struct window {
     struct window_lane *lanes;
     const float *in; /* [n_rows][n_embd] from the stage before; NULL on the first */
     float *out;      /* [n_rows][n_embd] to the next; NULL on the last */
+    /* Instead of in and out: this slot of the own inbox, and of the next stage's. */
+    bool in_inbox, out_inbox;
+    uint32_t slot;
     /* Last stage, optional: called for each row with logits, in row order, after the window is
      * computed and before model_run returns. */
     void (*on_logits)(void *arg, uint32_t lane, uint32_t row, const float *logits,

@@ -55,6 +55,7 @@ struct worker {
     bool connected, attached, ready, stopping;
     uint64_t attach_number;
     struct attach_answer answer;
+    char *way;            /* of activations, as the device thread said last; NULL: nothing yet */
     uint64_t taken_since; /* when the place was first found taken, or 0 */
 };
 
@@ -79,6 +80,7 @@ static void beat_send(struct worker *w)
     beat.phase = w->attached ? PHASE_SERVING : PHASE_STARTING;
     beat.percent = (uint32_t)stage_progress(w->stage);
     if (w->attached) lives_beat(&w->lives, &beat);
+    if (w->way) beat.activations = w->way;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_HEARTBEAT;
     m.heartbeat = &beat;
@@ -312,10 +314,15 @@ static int head_start(struct worker *w)
     return r;
 }
 
-/* The model is loaded, or the device thread has taken up a life. */
+/* The model is loaded, or the device thread has taken up a life, or says the way of activations. */
 static void on_news(void *arg)
 {
     struct worker *w = arg;
+    char *way = stage_take_way(w->stage);
+    if (way) {
+        free(w->way);
+        w->way = way;
+    }
     if (w->attached) return beat_send(w);
     if (w->place.stage == 0 && !w->head) {
         int r = head_start(w);
@@ -371,6 +378,7 @@ static int stage_start(struct worker *w)
                  .kv_resident = c->worker.kv_resident},
         .stage = w->place.stage,
         .n_stages = c->worker.stages,
+        .peer = c->worker.peer,
         .trace = last && c->worker.trace[0] ? c->worker.trace : NULL,
         .news = on_news,
         .arg = w,
@@ -477,6 +485,7 @@ int worker_run(const struct config *config, const struct worker_place *place, st
     stage_free(w.stage);
     lives_fini(&w.lives);
     free(w.answer.rows);
+    free(w.way);
     gguf_free(w.gguf);
     loop_free(w.loop);
     return r;

@@ -9,8 +9,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "gateway/api/body_json.h"
-
 const char *json_kind(const json_t *v)
 {
     switch (json_typeof(v)) {
@@ -75,19 +73,11 @@ static int parse_float(const struct field *f, const json_t *v, struct fault *fau
     return 0;
 }
 
-/* Clients draw seeds of 64 bits with and without a sign. Those from 2^63 on are read as reals
- * (body_json.h), so that neighbours of that size are the same seed. */
 static int parse_seed(const struct field *f, const json_t *v, struct fault *fault, struct ask *ask)
 {
-    double x = json_number_value(v);
-    if (!json_is_number(v) || x != floor(x)) return field_wrong(fault, f->name, "an integer", v);
-    if (x < -0x1p63 || x >= 0x1p64)
-        return fault_set(fault, FAULT_REQUEST, f->name, "'%s' must be between -2^63 and 2^64 - 1.",
-                         f->name);
+    if (!json_is_integer(v)) return field_wrong(fault, f->name, "an integer", v);
     ask->seeded = true;
-    ask->seed = json_is_integer(v) ? (uint64_t)json_integer_value(v)
-                : x < 0            ? (uint64_t)(int64_t)x
-                                   : (uint64_t)x;
+    ask->seed = (uint64_t)json_integer_value(v);
     return 0;
 }
 
@@ -270,7 +260,7 @@ static int parse_fields(enum api_id api, const json_t *body, struct fault *fault
 int ask_parse(enum api_id api, const char *body, size_t bytes, struct fault *fault, struct ask *ret)
 {
     json_error_t e;
-    struct ask ask = {.body = body_json(bytes ? body : "", bytes, &e)};
+    struct ask ask = {.body = json_loadb(bytes ? body : "", bytes, JSON_ALLOW_NUL, &e)};
     if (!ask.body)
         return fault_set(fault, FAULT_REQUEST, NULL,
                          "The body is not valid JSON at byte %d (line %d, column %d): %s.",

@@ -128,19 +128,13 @@ static json_t *token_text(const struct tokenizer *t, uint32_t id)
     return text ? text : json_string("");
 }
 
-/* NULL: there is none, or not in UTF-8. */
-static json_t *template_text(const struct gateway *g, bool tools)
-{
-    size_t n = 0;
-    const char *source = g->model.chat ? chat_source(g->model.chat, tools, &n) : NULL;
-    return source ? json_stringn(source, n) : NULL;
-}
-
 void llamacpp_props(struct gateway *g, struct exchange *x)
 {
     const struct tokenizer *t = g->model.tokenizer;
     const char *slash = strrchr(g->config->model.path, '/');
-    json_t *template = template_text(g, false), *tools = template_text(g, true);
+    size_t n_template = 0;
+    const char *source = g->model.chat ? chat_source(g->model.chat, &n_template) : "";
+    json_t *template = json_stringn(source, n_template);
     json_t *props = json_pack(
         "{s:{s:I,s:{s:f,s:f,s:f,s:i}},s:I,s:s,s:s,s:o,s:o,s:o,s:{s:b,s:b},s:{s:b},s:s}",
         "default_generation_settings", "n_ctx", (json_int_t)gateway_context(g), "params",
@@ -151,7 +145,6 @@ void llamacpp_props(struct gateway *g, struct exchange *x)
         "eos_token", token_text(t, tokenizer_eos(t)), "modalities", "vision", 0, "audio", 0,
         "chat_template_caps", "supports_tools", g->model.chat && chat_knows_tools(g->model.chat),
         "build_info", "cistern " CISTERN_VERSION);
-    if (tools) (void)json_object_set_new(props, "chat_template_tool_use", tools);
     reply_json(x, 200, props);
 }
 

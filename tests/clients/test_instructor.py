@@ -44,14 +44,6 @@ def test_stream(demo):
     assert len(pieces) > 1 and pieces[-1].model_extra
 
 
-def test_a_call_that_must_be_made_is_refused_by_name(demo):
-    """Nothing constrains what the model writes: no call is promised, and the client is told why."""
-    client = make_client(demo, instructor.Mode.TOOLS)
-    with pytest.raises(InstructorRetryException) as caught:
-        client.create(response_model=Anything, messages=SAY, max_retries=0, **FIELDS)
-    assert "400" in str(caught.value) and "tool_choice" in str(caught.value)
-
-
 def test_asks_again_with_the_error(demo):
     client = make_client(demo, instructor.Mode.MD_JSON)
     before = demo.metric("cistern_requests_total", status="200")

@@ -4,8 +4,7 @@
  * {template, values, trusted, now}, and one a line back: {text, spans} or {error, why}. With
  * "chat": {messages, tools} instead of values it goes the gateway's own way (checks, tools written
  * out for a template that knows none), by the tokeniser of the GGUF file that is the only argument,
- * or, without "template", by that file's own templates, and adds "knows_tools". Called by
- * test_templates.py.
+ * and adds "knows_tools". Called by test_templates.py.
  */
 #include <string.h>
 
@@ -42,17 +41,15 @@ static json_t *answer(const json_t *ask)
     return ret;
 }
 
-static json_t *answer_chat(const struct gguf *g, const struct tokenizer *tokenizer,
-                           const json_t *ask)
+static json_t *answer_chat(const struct tokenizer *tokenizer, const json_t *ask)
 {
     struct why why = {""};
     struct fault fault = {.kind = FAULT_NONE};
     struct bytebuf text = {0};
     CLEANUP(chat_format_freep) struct chat_format *c = NULL;
     const json_t *source = json_object_get(ask, "template"), *chat = json_object_get(ask, "chat");
-    int r = source ? chat_format_of(json_string_value(source), json_string_length(source),
-                                    tokenizer, &why, &c)
-                   : chat_format_new(g, tokenizer, &why, &c);
+    int r =
+        chat_format_of(json_string_value(source), json_string_length(source), tokenizer, &why, &c);
     if (r < 0) return json_pack("{si,ss}", "error", r, "why", why.text);
     struct chat_input in = {.messages = json_object_get(chat, "messages"),
                             .tools = json_object_get(chat, "tools"),
@@ -65,12 +62,12 @@ static json_t *answer_chat(const struct gguf *g, const struct tokenizer *tokeniz
     return ret;
 }
 
-static void serve(const struct gguf *g, const struct tokenizer *tokenizer)
+static void serve(const struct tokenizer *tokenizer)
 {
     char *line = xcalloc(1, LINE_MAX_BYTES);
     while (fgets(line, LINE_MAX_BYTES, stdin)) {
         json_t *ask = json_loads(line, JSON_ALLOW_NUL, NULL), *said = NULL;
-        if (ask) said = json_object_get(ask, "chat") ? answer_chat(g, tokenizer, ask) : answer(ask);
+        if (ask) said = json_object_get(ask, "chat") ? answer_chat(tokenizer, ask) : answer(ask);
         char *text = json_dumps(said ? said : json_null(), JSON_COMPACT | JSON_ENCODE_ANY);
         (void)puts(text ? text : "null");
         (void)fflush(stdout);
@@ -90,6 +87,6 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "%s\n", why.text);
         return 1;
     }
-    serve(g, t);
+    serve(t);
     return 0;
 }

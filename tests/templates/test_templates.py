@@ -145,10 +145,6 @@ LEFT_OUT = {
 }
 
 
-# Takes definitions in another form: test_the_files_own_template_for_tools.
-FLAT = "ggml-vocab-command-r.tool_use"
-
-
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
@@ -189,29 +185,5 @@ def test_tools(name, vocabulary):
         left_out = LEFT_OUT.get(name, [])
         missing = [w for w in words if w not in mine["text"] and w not in left_out]
         assert not missing, f"{chat}: {missing} in {mine['text']!r}"
-        if mine["knows_tools"] and isinstance(theirs, str) and name != FLAT:
+        if mine["knows_tools"] and isinstance(theirs, str):
             assert mine["text"] == theirs, chat
-
-
-# Of the model card of CohereForAI/c4ai-command-r-v01, whose template takes tools in this form.
-FLAT_WEATHER = {
-    "name": "get_weather",
-    "description": "Weather of a place.",
-    "parameter_definitions": {"city": {"description": "Its name", "type": "str", "required": True}},
-}
-
-
-@pytest.mark.parametrize("chat", CHATS)
-def test_the_files_own_template_for_tools(chat):
-    """command-r's file has one of its own, tool_use: with tools it is rendered, without them the
-    other one, as transformers' apply_chat_template chooses. It shows neither calls nor results: they
-    are written out."""
-    path = VOCABS / "ggml-vocab-command-r.gguf"
-    messages, tools, words = CHATS[chat]
-    (mine,) = ours([{"chat": {"messages": messages, **({"tools": tools} if tools else {})}}], path)
-    assert mine["knows_tools"] and all(w in mine["text"] for w in words)
-    assert ("## Available Tools" in mine["text"]) == bool(tools)
-    if len(messages) <= 2:
-        key = "tokenizer.chat_template" + (".tool_use" if tools else "")
-        flat = [FLAT_WEATHER] if tools else None
-        assert mine["text"] == by_jinja2(Gguf(path).kv[key], messages, flat, path)

@@ -41,6 +41,7 @@ static struct link_header sound_header(void)
         .n_embd = EMBD,
         .pool_id = 77,
         .bells_off = 4096,
+        .inboxes_off = 4096 + 64 * (STAGES + 1),
         .slots_off = 8192,
         .lanes_off = sizeof(struct link_window),
     };
@@ -48,7 +49,8 @@ static struct link_header sound_header(void)
     h.biases_off = h.tokens_off + ROWS * sizeof(uint32_t);
     h.results_off = h.biases_off + LANES * LINK_BIASES_MAX * sizeof(struct link_bias);
     h.probs_off = h.results_off + 64;
-    h.activations_off = h.probs_off + ROWS * sizeof(struct link_probs);
+    h.ways_off = h.probs_off + ROWS * sizeof(struct link_probs);
+    h.activations_off = h.ways_off + (STAGES - 1) * sizeof(uint32_t);
     h.activations_bytes = ROWS * EMBD * sizeof(float);
     h.slot_bytes = (h.activations_off + (STAGES - 1) * h.activations_bytes + 63) / 64 * 64;
     h.bytes = h.slots_off + SLOTS * h.slot_bytes;
@@ -137,10 +139,13 @@ START_TEST(places_do_not_overlap)
         ck_assert_ptr_eq(link_biases(l, n), link_tokens(l, n) + ROWS);
         ck_assert_ptr_eq(link_results(l, n), link_biases(l, n) + LANES * LINK_BIASES_MAX);
         ck_assert_ptr_eq(link_probs(l, n), (char *)link_results(l, n) + 64);
-        ck_assert_ptr_eq(link_activations(l, n, 0), link_probs(l, n) + ROWS);
+        ck_assert_ptr_eq(link_way(l, n, 0), link_probs(l, n) + ROWS);
+        ck_assert_ptr_eq(link_activations(l, n, 0), link_way(l, n, STAGES - 1));
         ck_assert_ptr_eq(link_activations(l, n, 1), link_activations(l, n, 0) + ROWS * EMBD);
         ck_assert((char *)(link_activations(l, n, 1) + ROWS * EMBD) <= end);
     }
+    ck_assert_ptr_eq(link_inbox(l, 0), link_bell(l, STAGES + 1));
+    ck_assert((char *)link_inbox(l, STAGES) <= (char *)link_slot(l, SLOTS));
     struct link *again = link_ref(l);
     link_unref(l);
     ck_assert_uint_eq(bell_count(link_bell(again, 0)), 0); /* still mapped */
@@ -174,6 +179,10 @@ static const struct {
     {FIELD(bytes),             U64, UINT64_C(1) << 40, "cut short"  },
     {FIELD(bells_off),         U64, UINT64_MAX - 63,   "bells"      },
     {FIELD(bells_off),         U64, 4097,              "bells"      },
+    {FIELD(inboxes_off),       U64, UINT64_MAX - 63,   "inboxes"    },
+    {FIELD(inboxes_off),       U64, 4097,              "inboxes"    },
+    {FIELD(ways_off),          U64, UINT64_C(1) << 32, "ways"       },
+    {FIELD(ways_off),          U64, 3,                 "ways"       },
     {FIELD(slots_off),         U64, UINT64_MAX - 63,   "slots"      },
     {FIELD(slots_off),         U64, 8193,              "slots"      },
     {FIELD(slot_bytes),        U64, UINT64_C(1) << 62, "slots"      },

@@ -4,6 +4,7 @@
  * ops.c, the kernels in product.c, attend.c and rows.c. Device thread only, but for the tasks of a
  * list.
  */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -304,6 +305,35 @@ static const float *cpu_row(struct backend *b, const struct backend_buffer *x, u
     return x->f + (size_t)(cpu_first_row(x, x->each, 0) + row) * x->width;
 }
 
+/* ---- between stages: the link's slots are this device's memory already ---- */
+
+static void cpu_inbox(struct backend *b, uint32_t n_slots, struct link_inbox *ret)
+{
+    (void)b, (void)n_slots;
+    *ret = (struct link_inbox){.state = LINK_INBOX_NONE, .text = "it is on a CPU"};
+}
+
+static int cpu_peer_open(struct backend *b, const struct link_inbox *peer, struct why *why)
+{
+    (void)b, (void)peer;
+    return why_set(why, -ENOTSUP, "this one is on a CPU");
+}
+
+static void cpu_peer_close(struct backend *b) { (void)b; }
+
+/* Not called: nothing was opened and no inbox was named. */
+static void cpu_take(struct backend *b, struct backend_buffer *x, uint32_t slot)
+{
+    (void)b, (void)x, (void)slot;
+    assert(false);
+}
+
+static void cpu_give(struct backend *b, uint32_t slot, const struct backend_buffer *x)
+{
+    (void)b, (void)slot, (void)x;
+    assert(false);
+}
+
 const struct backend_ops cpu_backend = {
     .name = "cpu",
     .arithmetic = "cpu-1", /* the variants give the same bits, so none is named */
@@ -321,6 +351,11 @@ const struct backend_ops cpu_backend = {
     .embed = cpu_embed,
     .load = cpu_load,
     .store = cpu_store_rows,
+    .inbox = cpu_inbox,
+    .peer_open = cpu_peer_open,
+    .peer_close = cpu_peer_close,
+    .take = cpu_take,
+    .give = cpu_give,
     .rms_norm = cpu_rms_norm,
     .qkv = cpu_qkv,
     .attend = cpu_attend,

@@ -90,6 +90,7 @@ static void cuda_close(struct backend *b)
     if (b->stream) (void)cudaStreamSynchronize(b->stream);
     cuda_list_free(b->list);
     cuda_resident_free(b);
+    cuda_peer_close(b);
     cuda_arena_release(b);
     for (int i = 0; i < 2; i++)
         if (b->staged[i]) (void)cudaEventDestroy(b->staged[i]);
@@ -191,6 +192,11 @@ const struct backend_ops cuda_backend = {
     .embed = cuda_embed,
     .load = cuda_load,
     .store = cuda_store,
+    .inbox = cuda_inbox,
+    .peer_open = cuda_peer_open,
+    .peer_close = cuda_peer_close,
+    .take = cuda_take,
+    .give = cuda_give,
     .rms_norm = cuda_rms_norm,
     .qkv = cuda_qkv,
     .attend = cuda_attend,

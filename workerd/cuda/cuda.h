@@ -108,6 +108,13 @@ struct backend {
     uint32_t max_words;
     struct sampler_row *sampled; /* [n_sampled] */
     uint32_t n_sampled;
+
+    /* Activations between cards (inbox.c). The peer's memory is another process's. */
+    uint8_t *inbox, *peer; /* NULL: none */
+    uint64_t inbox_slot_bytes, inbox_key, peer_off, peer_slot_bytes;
+    uint8_t *give_to; /* where the window's activations go when its list is done; NULL: nowhere */
+    const float *give_from;
+    uint64_t give_bytes;
 };
 
 /* memory.c: NULL when there is none; freed with the backend. Device memory is zeroed. */
@@ -136,6 +143,15 @@ int cuda_choices_new(struct backend *b);
 bool cuda_choices_up(struct backend *b, struct sampler_row *rows, uint32_t n);
 void cuda_choices_read(struct backend *b);
 
+/* inbox.c: what backend.h says, and the window's copy into the peer's memory, once its list is on
+ * the stream. */
+void cuda_inbox(struct backend *b, uint32_t n_slots, struct link_inbox *ret);
+int cuda_peer_open(struct backend *b, const struct link_inbox *peer, struct why *why);
+void cuda_peer_close(struct backend *b);
+void cuda_take(struct backend *b, struct backend_buffer *x, uint32_t slot);
+void cuda_give(struct backend *b, uint32_t slot, const struct backend_buffer *x);
+void cuda_give_launch(struct backend *b);
+
 /* resident.c */
 int cuda_resident_new(struct backend *b, struct why *why);
 void cuda_resident_free(struct backend *b);
@@ -148,6 +164,8 @@ void cuda_resident_forget(struct backend *b, uint32_t chunk);
 struct cuda_list *cuda_list_new(uint32_t max_ops);
 void cuda_list_free(struct cuda_list *l);
 void cuda_list_clear(struct cuda_list *l);
+void cuda_turn_add(struct backend *b); /* the window's positions, before anything else */
+void cuda_written(struct backend_buffer *x, uint32_t n_rows);
 void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table);
 void cuda_load(struct backend *b, struct backend_buffer *x, const float *host);
 void cuda_store(struct backend *b, float *host, const struct backend_buffer *x);

@@ -230,6 +230,11 @@ cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
 cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps);
 cudaError_t cuda_flash_prepare(uint32_t *dim_max);
 
+#ifdef CISTERN_DEATH_POINTS
+/* An error that sticks: no call of this process succeeds after it. */
+cudaError_t cuda_launch_trap(cudaStream_t s);
+#endif
+
 /* Parts of cuda_launch_product. */
 cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_product *a);

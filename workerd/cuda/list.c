@@ -202,6 +202,7 @@ static void list_launch(struct backend *b)
 int cuda_sync(struct backend *b)
 {
     if (b->list->n_ops > 0 && !b->refused && b->failed == cudaSuccess) list_launch(b);
+    cuda_give_launch(b);
     (void)cuda_ok(b, cudaStreamSynchronize(b->stream));
     bool good = !b->refused && b->failed == cudaSuccess;
     if (b->failed != cudaSuccess) log_error("%s: %s", b->name, cudaGetErrorString(b->failed));
@@ -233,7 +234,7 @@ static struct op *op_add(struct backend *b, enum op_kind kind)
 /* Whether a launch may begin while the one before it ends. */
 static bool dependent(const struct backend *b) { return b->overlaps && b->list->n_ops > 1; }
 
-static void written(struct backend_buffer *x, uint32_t n_rows)
+void cuda_written(struct backend_buffer *x, uint32_t n_rows)
 {
     x->n_rows = n_rows;
     x->quantised = false;
@@ -241,7 +242,7 @@ static void written(struct backend_buffer *x, uint32_t n_rows)
     x->floats = true;
 }
 
-static void turn_add(struct backend *b)
+void cuda_turn_add(struct backend *b)
 {
     struct cuda_turn *t = &op_add(b, OP_TURN)->turn;
     t->rows = b->rows;
@@ -253,7 +254,7 @@ static void turn_add(struct backend *b)
 
 void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table)
 {
-    turn_add(b);
+    cuda_turn_add(b);
     struct cuda_lookup *a = &op_add(b, OP_LOOKUP)->lookup;
     a->rows = b->rows;
     a->table = table->m.codes;
@@ -261,7 +262,7 @@ void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backen
     a->n_out = table->m.n_out;
     a->n_rows = b->n_rows;
     a->y = x->rows;
-    written(x, b->n_rows);
+    cuda_written(x, b->n_rows);
 }
 
 static struct copy *copy_add(struct backend *b, enum op_kind kind, const struct cuda_rows *x,
@@ -276,10 +277,10 @@ static struct copy *copy_add(struct backend *b, enum op_kind kind, const struct 
 
 void cuda_load(struct backend *b, struct backend_buffer *x, const float *host)
 {
-    turn_add(b);
+    cuda_turn_add(b);
     struct copy *c = copy_add(b, OP_LOAD, &x->rows, b->n_rows);
     memcpy(b->host_activations, host, c->bytes);
-    written(x, b->n_rows);
+    cuda_written(x, b->n_rows);
 }
 
 void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
@@ -300,7 +301,7 @@ static void norm_add(struct backend *b, struct backend_buffer *y, const struct c
     a->scaled = true;
     a->n_rows = n_rows;
     a->dependent = dependent(b);
-    written(y, n_rows);
+    cuda_written(y, n_rows);
 }
 
 /* The product that made x, as the last thing so far, makes the codes as well; float32 values only
@@ -313,7 +314,7 @@ void cuda_rms_norm(struct backend *b, struct backend_buffer *y, const struct bac
     if (!b->want.float32 && p && p->epilogue == CUDA_ADD && p->y.f == x->rows.f) {
         p->norm = w->m.codes;
         p->z = y->rows;
-        written(y, x->n_rows);
+        cuda_written(y, x->n_rows);
         y->floats = false;
         y->norm_of = x->rows;
         y->norm_w = w->m.codes;
@@ -361,7 +362,7 @@ static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue ep
     a->eps = b->want.eps;
     a->x = x->rows;
     a->y = y->rows;
-    written(y, x->n_rows);
+    cuda_written(y, x->n_rows);
     return a;
 }
 
@@ -409,7 +410,7 @@ void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backe
     while (splits < need)
         splits *= 2;
     uint32_t rows = (uint32_t)min_u64(b->part_rows_splits / splits, UINT16_MAX);
-    written(y, q->n_rows);
+    cuda_written(y, q->n_rows);
     y->quantised = b->n_spans == 0 && b->want.head_dim % CUDA_BLOCK == 0;
     for (uint32_t i = 0; i < b->n_listed; i += rows) {
         struct cuda_attend *a = attend_add(b, b->flash ? OP_FLASH : OP_ATTEND, y, q, layer);
@@ -464,7 +465,7 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
     a->y = y->rows;
     a->rows = b->picks;
     a->n_rows = n;
-    written(y, n);
+    cuda_written(y, n);
 }
 
 void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows)

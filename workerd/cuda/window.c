@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "common/death.h"
 #include "workerd/arena.h"
 #include "workerd/cuda/cuda.h"
 
@@ -217,6 +218,9 @@ void cuda_begin(struct backend *b, const struct window *w)
                 .token = w->tokens ? w->tokens[l->first_row + r] : 0, .pos = l->pos + r, .lane = i};
     }
     if (b->refused) return;
+#ifdef CISTERN_DEATH_POINTS
+    if (DEATH_TRAP("window-begun")) (void)cuda_ok(b, cuda_launch_trap(b->stream));
+#endif
     up(b, b->rows, b->host_rows, w->n_rows * sizeof(*b->rows));
     up(b, b->tables, b->host_tables, (size_t)w->n_lanes * b->table_room * sizeof(*b->tables));
     if (b->n_spans == 0) return; /* all rows are listed, in order */

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: MIT
+"""Stories of stages on GPUs, which run_device.py starts where there is one. The model is the tiny random
+one; what must be equal is held equal by the hash of each row's full logits.
+
+How long it took until a dead worker's memory was back is printed, not asserted."""
+import shutil
+import subprocess
+import threading
+import time
+
+import pytest
+
+from fixtures import *  # noqa: F401,F403
+from harness import Cistern, eventually
+from run_device import cards
+from test_equal import SMALL, same_request, words
+from test_ways import ways
+
+SETTINGS = {**SMALL, "worker.stuck_ms": 60000}
+CHATS = [
+    (f"{i} {words(n, i)}", {"max_tokens": 40, "temperature": 0.8 if i % 2 else 0, "seed": i})
+    for i, n in enumerate((3, 60, 20))
+]
+LONG = (words(40, 11), {"max_tokens": 400, "temperature": 0.8, "seed": 5, "ignore_eos": True})
+
+
+def memory_used(card):
+    """MiB of a card; None where nobody can tell."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={card}"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+
+
+class OnCards(Cistern):
+    """A stage a card, or all on one."""
+
+    def start_worker(self, stage, wait=True, **environment):
+        device = f"worker.device={self.device(stage)}"
+        arguments = "--stage", stage, "--set", device
+        p = self.launch("workerd", *arguments, name=f"workerd-{stage}", **environment)
+        self.workers[stage] = p
+        if wait:
+            self.wait_ready(p)
+
+    def device(self, stage):
+        return f"cuda:{stage % cards()}"
+
+def rows_of(model, stages, peer, wanted):
+    """The rows of each chat, and of all of them at once."""
+    with OnCards(model, stages, {**SETTINGS, "worker.peer": peer}).start() as c:
+        eventually(lambda: len(ways(c)) == stages - 1, "the ways are said")
+        assert ways(c) == wanted(c)
+        for content, fields in CHATS:
+            c.chat(content, **fields)
+        alone = list(c.trace().values())
+        streams = [c.stream(content, **fields) for content, fields in CHATS]
+        threads = [threading.Thread(target=s.read_all) for s in streams]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        together = list(c.trace().values())[len(alone) :]
+    for rows in alone:
+        assert same_request(rows, together) == rows
+    return alone
+
+def by_peer(c):
+    last = c.stages - 1
+    return {s: f"peer {c.device(s)} -> {c.device(s + 1)}" for s in range(last)}
+
+def by_host(c):
+    return {s: "through host memory: worker.peer = off" for s in range(c.stages - 1)}
+
+def test_bits_do_not_depend_on_the_way(tiny_model):
+    one = rows_of(tiny_model, 1, "auto", lambda c: {})
+    for stages in (2, 3):
+        assert rows_of(tiny_model, stages, "on", by_peer) == one
+        assert rows_of(tiny_model, stages, "off", by_host) == one
+
+def solo(model):
+    with OnCards(model, 2, SETTINGS).start() as c:
+        answer = c.chat(LONG[0], **LONG[1])
+        return list(c.trace().values())[0], answer["choices"][0]["message"]["content"]
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_stage_gives_its_memory_back(tiny_model, victim):
+    """The other one lives on and lets go of what it had open; both serve again, token-identical."""
+    rows, text = solo(tiny_model)
+    with OnCards(tiny_model, 2, SETTINGS).start() as c:
+        eventually(lambda: ways(c) == by_peer(c), "the activations go by peer")
+        with_both = memory_used(victim % cards())
+        stream = c.stream(*LONG[:1], **LONG[1])
+        for _ in range(20):
+            next(stream)
+        c.workers[victim].kill()
+        began = time.monotonic()
+        reader = threading.Thread(target=stream.read_all)
+        reader.start()
+        if with_both is not None:
+            left = lambda: memory_used(victim % cards()) < with_both - 100  # noqa: E731
+            eventually(left, "the dead one's memory is free")
+            print(f"stage {victim}: memory back within {time.monotonic() - began:.2f} s of its death")
+        other = c.workers[1 - victim]
+        assert other.alive()
+        eventually(lambda: "life 1 is over" in other.text(), "the other one lets go")
+        c.start_worker(victim)
+        reader.join()
+        assert stream.text == text and stream.done and not stream.error
+        assert other.alive()
+        eventually(lambda: ways(c) == by_peer(c), "the activations go by peer again")
+
+@pytest.mark.death_points
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_sticky_error_ends_the_worker_before_its_next_token(tiny_model, victim):
+    """A kernel of window 24 traps. That window's rows are not in the trace and none of its tokens
+    was sent: the stream stands still until the worker is back, and goes on token-identical."""
+    rows, text = solo(tiny_model)
+    with OnCards(tiny_model, 2, SETTINGS) as c:
+        c.start_poold()
+        for s in (0, 1):
+            point = {"CISTERN_TRAP_AT": "window-begun:24"} if s == victim else {}
+            c.start_worker(s, wait=False, **point)
+        c.start_gateway()
+        c.wait_ready(*c.workers)
+        c.wait_healthy()
+        stream = c.stream(*LONG[:1], **LONG[1])
+        reader = threading.Thread(target=stream.read_all)
+        reader.start()
+        assert c.workers[victim].wait() == 1
+        assert "failed on the device" in c.workers[victim].text()
+        before = list(c.trace().values())[0]
+        assert before.items() < rows.items()
+        # What users have is what was computed before: never more than the rows say.
+        assert len(stream.text) <= len(before) and text.startswith(stream.text)
+        c.start_worker(victim)
+        reader.join()
+        assert stream.text == text and stream.done and not stream.error
