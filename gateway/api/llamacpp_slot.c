@@ -214,17 +214,19 @@ static void run(struct gateway *g, struct exchange *x, struct action *a, const c
                              a->filename ? a->filename : "") < sizeof(file);
     (void)snprintf(pipeline, sizeof(pipeline), "%u", a->pipeline);
     (void)snprintf(lane, sizeof(lane), "%u", a->lane);
-    const char *save[] = {"--json", "--set", set, "save", row, file};
-    const char *restore[] = {"--json",     "--set",  set,      "restore", file,
-                             "--pipeline", pipeline, "--lane", lane};
-    const char *erase[] = {"--json", "--set", set, "drop", row};
-    int r = fits ? 0 : -ENAMETOOLONG;
-    if (r == 0 && a->kind == ACTION_SAVE)
-        r = tools_run(g->tools, save, ARRAY_LEN(save), on_ended, a, &a->tool);
-    else if (r == 0 && a->kind == ACTION_RESTORE)
-        r = tools_run(g->tools, restore, ARRAY_LEN(restore), on_ended, a, &a->tool);
-    else if (r == 0)
-        r = tools_run(g->tools, erase, ARRAY_LEN(erase), on_ended, a, &a->tool);
+    const struct {
+        size_t n;
+        const char *argument[9];
+    } commands[] = {
+        [ACTION_SAVE] = {6, {"--json", "--set", set, "save", row, file}},
+        [ACTION_RESTORE] = {9,
+                         {"--json", "--set", set, "restore", file, "--pipeline", pipeline,
+                             "--lane", lane}                           },
+        [ACTION_ERASE] = {5, {"--json", "--set", set, "drop", row}      },
+    };
+    const char *const *arguments = commands[a->kind].argument;
+    int r = fits ? tools_run(g->tools, arguments, commands[a->kind].n, on_ended, a, &a->tool)
+                 : -ENAMETOOLONG;
     if (r == 0) {
         a->gateway = g;
         a->exchange = x;

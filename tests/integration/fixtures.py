@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness import BUILD, ROOT
+from harness import BUILD, ROOT, remove_leftovers
 
 
 def pytest_configure(config):
@@ -28,6 +28,11 @@ def pytest_generate_tests(metafunc):
     if times > 1:
         metafunc.fixturenames.append("repetition")
         metafunc.parametrize("repetition", range(times))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left():
+    remove_leftovers()
 
 
 @pytest.fixture(scope="session")

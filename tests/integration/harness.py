@@ -7,6 +7,7 @@ Where only looking tells (a death's consequences in another process), eventually
 A process that ends by SIGTERM must end with 0, and no log may hold a sanitizer's report.
 """
 import ctypes
+import fcntl
 import http.client
 import itertools
 import json
@@ -37,6 +38,29 @@ UCRED = struct.Struct("3i")
 LIBC = ctypes.CDLL(None, use_errno=True)
 SANITIZER = re.compile(r"AddressSanitizer|LeakSanitizer|UndefinedBehaviorSanitizer|runtime error:")
 numbers = itertools.count()
+
+
+def is_held(lock):
+    """Whether a living poold has it; a folder whose owner cannot be seen from here may have one."""
+    try:
+        with open(lock) as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def remove_leftovers():
+    """Folders of tests that were killed: the process whose number is in the name is not there."""
+    for base in (pathlib.Path("/dev/shm"), pathlib.Path(tempfile.gettempdir())):
+        for folder in (*base.glob("cistern-test-*"), *base.glob("cistern-pool-*")):
+            owner = re.search(r"-(\d+)-", folder.name)
+            if not owner or not folder.is_dir() or os.path.exists(f"/proc/{owner[1]}"):
+                continue
+            if not any(is_held(folder / at) for at in ("poold.lock", "pool/poold.lock")):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class Died(Exception):
@@ -154,7 +178,7 @@ class Cistern:
     """The programs of one pool. settings: {"section.key": value}, over a small preset."""
 
     def __init__(self, model, stages=2, settings=None):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="cistern-test-"))
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"cistern-test-{os.getpid()}-"))
         self.memory = pathlib.Path(f"/dev/shm/cistern-test-{os.getpid()}-{next(numbers)}")
         self.stages = stages
         self.settings = {
