@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "gateway/ascii.h"
+
 uint32_t utf8_get(const char *text, uint32_t *ret)
 {
     const uint8_t *p = (const uint8_t *)text;
@@ -54,13 +56,8 @@ uint32_t utf8_put(uint32_t cp, char *ret)
 bool utf8_valid(const char *text, size_t bytes)
 {
     const uint8_t *p = (const uint8_t *)text, *end = p + bytes;
-    while (p < end) {
-        uint32_t n = *p < 0x80   ? 1
-                     : *p < 0xc2 ? 0
-                     : *p < 0xe0 ? 2
-                     : *p < 0xf0 ? 3
-                     : *p < 0xf5 ? 4
-                                 : 0;
+    while ((p += ascii_bytes(p, (size_t)(end - p))) < end) {
+        uint32_t n = *p < 0xc2 ? 0 : *p < 0xe0 ? 2 : *p < 0xf0 ? 3 : *p < 0xf5 ? 4 : 0;
         if (n == 0 || n > (size_t)(end - p)) return false;
         for (uint32_t i = 1; i < n; i++)
             if ((p[i] & 0xc0) != 0x80) return false;

@@ -7,6 +7,8 @@
 
 #include <assert.h>
 
+#include "gateway/ascii.h"
+
 enum { REPLACEMENT = 0xfffd };
 
 /* Bytes of the sequence that a lead byte announces; 0 when it cannot lead. */
@@ -52,7 +54,7 @@ static void encode(uint32_t c, size_t n, uint8_t *ret)
 size_t utf8_sound(const uint8_t *text, size_t bytes)
 {
     size_t at = 0;
-    while (at < bytes) {
+    while ((at += ascii_bytes(text + at, bytes - at)) < bytes) {
         size_t n;
         uint32_t c = decode(text + at, bytes - at, &n);
         if (encoded_bytes(c) != n) break; /* broken or overlong */
