@@ -73,7 +73,8 @@ const struct config_key config_keys[] = {
     U32(worker, threads, 0, 256, "0", "Compute threads of a CPU stage; 0: all cores."),
     TEXT(worker, cpus, "", "Cores of a CPU stage, \"0-3,8\"; empty: no pinning."),
     U32(worker, lanes, 1, 64, "8", "Conversations computed at the same time."),
-    U32(worker, piece, 1, 4096, "256", "Prompt tokens of a window at most."),
+    U32(worker, piece, 0, 4096, "0",
+        "Prompt tokens of a window at most; 0: 512 on a GPU, 256 on a CPU."),
     U32(worker, prompt_share, 1, 100, "100",
         "Percent of a window's time that a piece of a prompt may take while others are answered; "
         "100: no limit but worker.piece."),

@@ -283,6 +283,19 @@ static const char *model_name(const struct worker *w, const struct model_facts *
     return slash ? slash + 1 : w->config->model.path;
 }
 
+/* The number of "cuda:N". What else it may be is the model's business. */
+static int cuda_device(const char *name)
+{
+    return strncmp(name, "cuda:", 5) == 0 ? atoi(name + 5) : CUDA_HOST_NO_DEVICE;
+}
+
+/* Where stages differ, the smallest of their windows holds for all. */
+static uint32_t piece_rows(const struct config *c)
+{
+    if (c->worker.piece) return c->worker.piece;
+    return cuda_device(c->worker.device) == CUDA_HOST_NO_DEVICE ? 256 : 512;
+}
+
 static int head_start(struct worker *w)
 {
     const struct model_facts *f = stage_facts(w->stage);
@@ -293,7 +306,7 @@ static int head_start(struct worker *w)
         .self = w->self,
         .pipeline = w->place.pipeline,
         .n_lanes = w->config->worker.lanes,
-        .piece = w->config->worker.piece,
+        .piece = piece_rows(w->config),
         .prompt_share = w->config->worker.prompt_share,
         .reserve_all = w->config->pool.admission == POOL_ADMISSION_FULL,
         .default_tokens = w->config->pool.default_tokens,
@@ -350,12 +363,6 @@ static uint32_t thread_count(uint32_t configured)
     return max_u32((uint32_t)CPU_COUNT(&set), 1);
 }
 
-/* The number of "cuda:N". What else it may be is the model's business. */
-static int cuda_device(const char *name)
-{
-    return strncmp(name, "cuda:", 5) == 0 ? atoi(name + 5) : CUDA_HOST_NO_DEVICE;
-}
-
 static int stage_start(struct worker *w)
 {
     const struct config *c = w->config;
@@ -367,7 +374,7 @@ static int stage_start(struct worker *w)
                  .n_layers = w->n_layers,
                  .precision = c->worker.precision,
                  .kv = c->pool.kv,
-                 .max_rows = c->worker.lanes + c->worker.piece,
+                 .max_rows = c->worker.lanes + piece_rows(c),
                  .max_lanes = c->worker.lanes,
                  .context_tokens = w->context,
                  .n_threads = thread_count(c->worker.threads),
