@@ -72,6 +72,12 @@ leave_out() {
         sed -i '/^DECL_/{/( *128,/!d}' "$f"
         grep -q '^DECL_' "$f" || rm "$f"
     done
+    # The one file that holds the matrix-vector kernels of all quantisations: cases of its switch.
+    awk '/^ *case GGML_TYPE_[A-Z0-9_]*:$/ { if (held) print held; held = $0; next }
+        held { skip = /switch_ncols_dst</ && !/<GGML_TYPE_Q[48]_0>/; if (!skip) print held; held = "" }
+        !skip { print }
+        /break;/ { skip = 0 }' "$1/../mmvq.cu" >"$1/../mmvq.cut"
+    mv "$1/../mmvq.cut" "$1/../mmvq.cu"
 }
 
 for tool in cmake ninja g++ python3; do
