@@ -5,6 +5,7 @@
 #include "poold/poolctl_copy.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/magic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -40,6 +41,23 @@ static int populate(char *at, size_t n, int how)
 
 /* Where the kernel does not know how, one by one. */
 static void touch(char *at, size_t n, int how) { (void)populate(at, n, how); }
+
+/* What nobody reads or stores again: taken off here by each thread, not all at the end by one. */
+static void leave(char *at, size_t n)
+{
+    size_t before = (uintptr_t)at % PAGE_BYTES;
+    (void)madvise(at - before, before + n, MADV_DONTNEED);
+}
+
+/* The file's pages for these bytes. One thread at a time makes them, without zeroing: by faults,
+ * several would spend most of their time waiting for each other. */
+static int reserve(struct copy *c, uint64_t off, uint64_t n)
+{
+    if (!c->map) return 0;
+    while (fallocate(c->fd, 0, (off_t)off, (off_t)n) < 0)
+        if (errno != EINTR) return -errno;
+    return 0;
+}
 
 /* A full file system is heard of before the bytes are stored: a store would end the process. */
 static int write_at(struct copy *c, const void *from, size_t n, uint64_t off)
@@ -152,19 +170,23 @@ void copy_end_out(struct copy *c)
 int copy_out(struct copy *c, uint32_t i)
 {
     struct place p = place_of(c, i);
-    uint64_t off = p.off + sizeof(p.head);
+    uint64_t off = p.off + sizeof(p.head), n = saved_chunk_bytes(&c->h, i);
     bool whole = p.head.n_cells == c->h.chunk_cells;
     CLEANUP(freep) char *still = whole ? NULL : xcalloc(1, PIECE_BYTES);
     CLEANUP(freep) uint32_t *words = xcalloc(1, p.tokens);
     memcpy(words, c->cell + (uint64_t)c->chunks[i] * c->h.chunk_cells, p.head.n_cells * 4UL);
     sum_head(&p);
-    int r = put(c, &p, (const char *)words, p.tokens, &off, NULL);
+    int r = reserve(c, p.off, n);
+    if (r == 0) r = put(c, &p, (const char *)words, p.tokens, &off, NULL);
     for (uint32_t l = 0; r == 0 && l < c->h.geometry.n_layers; l++) {
         touch(c->layer[l] + p.in_run, p.per_layer, MADV_POPULATE_READ);
         r = put(c, &p, c->layer[l] + p.in_run, p.per_layer, &off, still);
+        leave(c->layer[l] + p.in_run, p.per_layer);
     }
     p.head.checksum = xxh64_end(&p.sum);
-    return r < 0 ? r : write_at(c, &p.head, sizeof(p.head), p.off);
+    if (r == 0) r = write_at(c, &p.head, sizeof(p.head), p.off);
+    if (c->map) leave(c->map + p.off, n);
+    return r;
 }
 
 static int read_fails(int r, struct why *why)
@@ -187,6 +209,7 @@ int copy_in(struct copy *c, uint32_t i, struct why *why)
     for (uint32_t l = 0; r == 0 && l < c->h.geometry.n_layers; l++) {
         touch(c->layer[l] + p.in_run, p.per_layer, MADV_POPULATE_WRITE);
         r = get(c, &p, c->layer[l] + p.in_run, p.per_layer, &off);
+        leave(c->layer[l] + p.in_run, p.per_layer);
     }
     if (r < 0) return read_fails(r, why);
     if (p.head.checksum != xxh64_end(&p.sum))

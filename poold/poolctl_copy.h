@@ -16,7 +16,7 @@ struct copy {
     bool stop; /* atomically: what is on its way ends with -ECANCELED */
     char *map; /* of a save: the file's bytes; NULL: they are written */
     struct saved_header h;
-    char *layer[POOL_RUNS_MAX]; /* where its run begins */
+    char *layer[POOL_RUNS_MAX]; /* where its run begins, in a shared mapping */
     uint32_t *cell;             /* the tokens file's words */
     uint32_t *chunks;           /* of the conversation, in order */
 };

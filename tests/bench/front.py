@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("CISTERN_BUILD", str(ROOT / "build"))
 sys.path.insert(0, str(ROOT / "tests/integration"))
 
-from harness import BUILD, Cistern, chat_body, eventually  # noqa: E402
+from harness import BUILD, LIBC, PR_SET_PDEATHSIG, Cistern, chat_body, eventually  # noqa: E402
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "cistern"
 MODEL = os.environ.get("CISTERN_MODEL", CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -113,6 +114,10 @@ def longest(c):
 # ---- the peer
 
 
+def die_with_parent():
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Peer:
     """llama.cpp's server, as tests/bench/peer.sh builds it. more: of its own options."""
 
@@ -127,7 +132,9 @@ class Peer:
 
     def __enter__(self):
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.environment)
+            self.process = subprocess.Popen(
+                self.command, stdout=log, stderr=log, env=self.environment, preexec_fn=die_with_parent
+            )
         self.pid = self.process.pid
         self.pids = [self.pid]
 

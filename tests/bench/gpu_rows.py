@@ -77,6 +77,8 @@ def long(side, tokens):
     yield "read", tokens / first.first(), "tokens/s"
     side.wait_idle()
     yield from saved(side)
+    again = Answer(side, text, 2, **lane(side, 0)).join()
+    yield "restored: to its first token", again.first() * 1e3, "ms"
     for what in ("goes on in place", "goes on in another lane"):
         side.wait_idle()
         # Another conversation takes the lane that this one had.

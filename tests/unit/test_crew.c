@@ -21,6 +21,7 @@ enum {
     CHUNKS = 10,
     CELLS = (CHUNKS - 1) * CHUNK_CELLS + 20, /* the last one has two blocks */
     POOL_CHUNKS = 2 * CHUNKS + 1,
+    RUN_BYTES = POOL_CHUNKS * CHUNK_BYTES,
 };
 
 static const char zeros[CHUNK_BYTES];
@@ -29,6 +30,14 @@ struct side {
     struct copy copy;
     uint32_t chunks[CHUNKS];
 };
+
+/* Shared, as an arena is: what a thread leaves must still be there. */
+static char *run_new(void)
+{
+    void *at = mmap(NULL, RUN_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(at, MAP_FAILED);
+    return at;
+}
 
 /* first: the pool's chunk that the conversation begins with; it holds every second one. */
 static void side_init(struct side *s, uint32_t first, bool filled)
@@ -46,7 +55,7 @@ static void side_init(struct side *s, uint32_t first, bool filled)
     s->copy.chunks = s->chunks;
     s->copy.cell = xcalloc(POOL_CHUNKS * CHUNK_CELLS, sizeof(*s->copy.cell));
     for (uint32_t l = 0; l < LAYERS; l++)
-        s->copy.layer[l] = xcalloc(POOL_CHUNKS, CHUNK_BYTES);
+        s->copy.layer[l] = run_new();
     for (uint32_t i = 0; filled && i < POOL_CHUNKS * CHUNK_CELLS; i++)
         s->copy.cell[i] = i * 7;
     for (uint32_t l = 0; filled && l < LAYERS; l++)
@@ -58,7 +67,7 @@ static void side_fini(struct side *s)
 {
     free(s->copy.cell);
     for (uint32_t l = 0; l < LAYERS; l++)
-        free(s->copy.layer[l]);
+        (void)munmap(s->copy.layer[l], RUN_BYTES);
 }
 
 static int run(struct copy *c, bool save, struct crew *w)
