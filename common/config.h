@@ -68,6 +68,7 @@ struct config {
         uint32_t variant;      /* index into the choices: auto, avx512, avx2, plain */
         char *device;          /* "cpu" or "cuda:N" */
         uint32_t peer;         /* enum worker_peer */
+        uint64_t memory_limit; /* of a GPU: bytes of its memory at most; 0: all that is free */
         uint64_t kv_resident;  /* of a GPU: cells kept in its memory as well, at most */
         bool feed;             /* a next window starts with tokens that the head has not seen */
         uint32_t stuck_ms;     /* serving, and silent or not going on for this long, is stuck */

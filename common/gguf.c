@@ -197,6 +197,8 @@ int32_t gguf_array_i32(const struct gguf_array *a, uint64_t i)
     return v;
 }
 
+int gguf_fd(const struct gguf *g) { return g->fd; }
+
 size_t gguf_n_tensors(const struct gguf *g) { return g->n_tensors; }
 
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i)

@@ -77,6 +77,7 @@ int gguf_open(const char *path, struct why *why, struct gguf **ret);
 void gguf_free(struct gguf *g);
 static inline void gguf_freep(struct gguf **g) { gguf_free(*g); }
 const char *gguf_path(const struct gguf *g);
+int gguf_fd(const struct gguf *g); /* read-only; stays g's */
 
 /* Each: 0, -ENOENT (no such key) or -EPROTO (another type, or out of the range of the result).
  * gguf_u64 takes any unsigned or non-negative signed integer type, gguf_f64 those and any float. */

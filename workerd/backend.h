@@ -35,8 +35,9 @@ struct backend_want {
     uint32_t n_threads;         /* the calling one included; 0 counts as 1 */
     const char *cpus, *variant; /* as in struct model_want */
     bool may_spin;
-    const char *device;   /* as in struct model_want; read during open only */
-    uint64_t kv_resident; /* cells whose K/V is also kept on the device, at most */
+    const char *device;    /* as in struct model_want; read during open only */
+    uint64_t memory_limit; /* bytes that may be used of the device's memory; 0: all */
+    uint64_t kv_resident;  /* cells whose K/V is also kept on the device, at most */
 };
 
 /* A tensor of the model file: n_out rows of n_in values, in ggml's block layouts. A vector has
@@ -46,6 +47,8 @@ struct backend_tensor {
     uint32_t type; /* enum ggml_type */
     uint32_t n_out, n_in;
     const void *data;
+    int fd; /* of the file, where the same bytes are at off */
+    uint64_t off;
 };
 
 enum weight_use {
@@ -68,7 +71,8 @@ struct backend_ops {
     int (*weight)(struct backend *b, enum weight_use use, const struct backend_tensor *t,
                   struct why *why, struct backend_weight **ret);
     uint64_t (*weight_bytes)(const struct backend *b); /* resident, of all weights so far */
-    int (*buffer)(struct backend *b, uint32_t max_rows, uint32_t width,
+    /* -ENOMEM with the bytes of what there is. */
+    int (*buffer)(struct backend *b, uint32_t max_rows, uint32_t width, struct why *why,
                   struct backend_buffer **ret);
     /* Layers are numbered within the stage: layer i here is arena layer first_layer + i. */
     int (*use_arena)(struct backend *b, struct pool_arena *arena, uint32_t first_layer,

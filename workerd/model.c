@@ -156,6 +156,7 @@ static int open_backend(struct model *m, struct why *why)
         .variant = w->variant,
         .may_spin = w->may_spin,
         .device = w->device,
+        .memory_limit = w->memory_limit,
         .kv_resident = w->kv_resident,
     };
     int r = choose_device(w->device, why, &m->ops);
@@ -180,8 +181,8 @@ static int make_buffers(struct model *m, struct why *why)
     };
     for (size_t i = 0; i < ARRAY_LEN(wanted); i++) {
         if (wanted[i].rows == 0) continue;
-        int r = m->ops->buffer(m->backend, wanted[i].rows, wanted[i].width, wanted[i].at);
-        if (r < 0) return why_set(why, r, "no memory for windows of %u rows", rows);
+        int r = m->ops->buffer(m->backend, wanted[i].rows, wanted[i].width, why, wanted[i].at);
+        if (r < 0) return r;
     }
     if (!is_last(m)) return 0;
     m->rows = xcalloc(LOGITS_ROWS_MAX, sizeof(*m->rows));

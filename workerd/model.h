@@ -30,9 +30,10 @@ struct model_want {
     const char *cpus;   /* worker.cpus: a list like "0-3,8", or NULL for no pinning */
     bool
         may_spin; /* barriers may spin up to 20 us before they sleep (ARCHITECTURE.md, Decisions) */
-    const char *variant;  /* "auto", "avx512", "avx2", "plain": refused when the CPU lacks it */
-    const char *device;   /* "cpu" or "cuda:N"; NULL counts as "cpu" */
-    uint64_t kv_resident; /* of a GPU: cells whose K/V is kept in its memory too, at most */
+    const char *variant;   /* "auto", "avx512", "avx2", "plain": refused when the CPU lacks it */
+    const char *device;    /* "cpu" or "cuda:N"; NULL counts as "cpu" */
+    uint64_t memory_limit; /* of a GPU: bytes of its memory that are used at most; 0: all */
+    uint64_t kv_resident;  /* of a GPU: cells whose K/V is kept in its memory too, at most */
 };
 
 /* What a stage states of itself at attach. */

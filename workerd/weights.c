@@ -68,7 +68,9 @@ static int load_one(const struct weights_want *w, const struct arch_weight *row,
                                   .type = t->type,
                                   .n_out = w->params->dim[row->out],
                                   .n_in = w->params->dim[row->in],
-                                  .data = view.at};
+                                  .data = view.at,
+                                  .fd = gguf_fd(w->gguf),
+                                  .off = t->off};
     enum weight_use use = row->where == OF_FIRST ? WEIGHT_LOOKUP
                           : row->out == DIM_ONE  ? WEIGHT_VECTOR
                                                  : WEIGHT_MATRIX;

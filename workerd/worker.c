@@ -382,6 +382,7 @@ static int stage_start(struct worker *w)
                  .may_spin = own_cpus,
                  .variant = config_choice(c, "worker", "variant", w->variant),
                  .device = c->worker.device,
+                 .memory_limit = c->worker.memory_limit,
                  .kv_resident = c->worker.kv_resident},
         .stage = w->place.stage,
         .n_stages = c->worker.stages,

@@ -22,6 +22,19 @@ def pytest_configure(config):
     )
 
 
+    config.addinivalue_line("markers", "device: needs a GPU (CISTERN_DEVICE=cuda)")
+    config.addinivalue_line("markers", "fake_driver: what a real driver does not do when asked")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Stories of a card are told where there is one, and those of a driver that fails elsewhere."""
+    unwanted = "fake_driver" if os.environ.get("CISTERN_DEVICE") == "cuda" else "device"
+    out = [item for item in items if item.get_closest_marker(unwanted)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
 def pytest_generate_tests(metafunc):
     """CISTERN_REPEAT: how often each story is told; what depends on a moment finds others."""
     times = int(os.environ.get("CISTERN_REPEAT", "1"))

@@ -244,7 +244,7 @@ static int cpu_weight(struct backend *b, enum weight_use use, const struct backe
     return 0;
 }
 
-static int cpu_buffer(struct backend *b, uint32_t max_rows, uint32_t width,
+static int buffer_new(struct backend *b, uint32_t max_rows, uint32_t width,
                       struct backend_buffer **ret)
 {
     struct backend_buffer *x = cpu_store_get(b->store, sizeof(*x));
@@ -261,6 +261,15 @@ static int cpu_buffer(struct backend *b, uint32_t max_rows, uint32_t width,
     if (!x->f || !x->q || !x->d || !x->s || !x->sum) return -ENOMEM;
     *ret = x;
     return 0;
+}
+
+static int cpu_buffer(struct backend *b, uint32_t max_rows, uint32_t width, struct why *why,
+                      struct backend_buffer **ret)
+{
+    int r = buffer_new(b, max_rows, width, ret);
+    if (r == 0) return 0;
+    return why_set(why, r, "no memory for windows of %u rows; %llu bytes of weights are there",
+                   max_rows, (unsigned long long)b->weight_bytes);
 }
 
 static int cpu_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_layer,

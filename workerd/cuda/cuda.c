@@ -13,8 +13,7 @@
 #include "workerd/cuda/backend_cuda.h"
 
 enum {
-    CAPABILITY_MIN = 80, /* below it: no int8 mma.m16n8k32, no cp.async */
-    HEAD_DIM_UNIT = 16,  /* values of a head are read 8 at once, and turn in pairs */
+    HEAD_DIM_UNIT = 16, /* values of a head are read 8 at once, and turn in pairs */
     /* Entries of a list: a layer has eight, twelve when its weights are of mixed types, and the
      * turns that attention takes in a large window. */
     OPS_A_LAYER = 12,
@@ -64,12 +63,10 @@ static int open_device(struct backend *b, struct why *why)
         return why_set(why, -ENODEV, "%s can't be opened: %s", b->want.device,
                        cudaGetErrorString(e));
     b->capability = 10 * p.major + p.minor;
-    if (b->capability < CAPABILITY_MIN)
-        return why_set(why, -ENOTSUP, "%s is a %s of compute capability %d.%d; 8.0 is needed",
-                       b->want.device, p.name, p.major, p.minor);
-    if (!p.canUseHostPointerForRegisteredMem)
-        return why_set(why, -ENOTSUP, "%s (%s) can't address registered host memory",
-                       b->want.device, p.name);
+    struct cuda_card card = {b->want.device, p.name, (uint32_t)b->capability,
+                             p.canUseHostPointerForRegisteredMem != 0};
+    int r = cuda_card_check(&card, why);
+    if (r < 0) return r;
     (void)snprintf(b->name, sizeof(b->name), "cuda:%d %.40s, sm_%d", b->device, p.name,
                    b->capability);
     e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
@@ -92,8 +89,7 @@ static void cuda_close(struct backend *b)
     cuda_resident_free(b);
     cuda_peer_close(b);
     cuda_arena_release(b);
-    for (int i = 0; i < 2; i++)
-        if (b->staged[i]) (void)cudaEventDestroy(b->staged[i]);
+    cuda_upload_free(b);
     cuda_memory_free(b->memory);
     if (b->stream) (void)cudaStreamDestroy(b->stream);
     free(b->run);
@@ -118,6 +114,14 @@ static int parts_new(struct backend *b)
     return b->part_ml && b->part_o ? 0 : -ENOMEM;
 }
 
+static int refuse_windows(const struct backend *b, uint32_t rows, int r, struct why *why)
+{
+    char what[96];
+    (void)snprintf(what, sizeof(what), "%s: windows of %u rows", b->name, rows);
+    if (r == -ENOMEM) return cuda_refuse_memory(b, what, b->wanted, why);
+    return why_set(why, r, "%s: %s", what, cudaGetErrorString(cudaGetLastError()));
+}
+
 static int cuda_open(const struct backend_want *want, struct why *why, struct backend **ret)
 {
     int r = check_want(want, why);
@@ -131,21 +135,20 @@ static int cuda_open(const struct backend_want *want, struct why *why, struct ba
     b->run = xcalloc(want->n_layers, sizeof(*b->run));
     r = open_device(b, why);
     if (r < 0) return r;
-    r = cuda_upload_new(b);
-    if (r == 0) r = cuda_window_new(b);
+    b->budget.limit = want->memory_limit;
+    r = cuda_window_new(b);
     if (r == 0) r = cuda_choices_new(b);
     if (r == 0) r = parts_new(b);
-    if (r < 0)
-        return why_set(why, r, "%s: no memory for windows of %u rows", b->name, want->max_rows);
+    if (r < 0) return refuse_windows(b, want->max_rows, r, why);
     *ret = TAKE(b);
     return 0;
 }
 
 static const char *cuda_device(const struct backend *b) { return b->name; }
-static uint64_t cuda_weight_bytes(const struct backend *b) { return b->weight_bytes; }
+static uint64_t cuda_weight_bytes(const struct backend *b) { return b->budget.weights; }
 
-static int cuda_buffer(struct backend *b, uint32_t max_rows, uint32_t width,
-                       struct backend_buffer **ret)
+static int buffer_new(struct backend *b, uint32_t max_rows, uint32_t width,
+                      struct backend_buffer **ret)
 {
     struct backend_buffer *x = cuda_get_host(b, sizeof(*x));
     uint32_t k_pad = (width + CUDA_PIECE - 1) / CUDA_PIECE * CUDA_PIECE;
@@ -163,6 +166,13 @@ static int cuda_buffer(struct backend *b, uint32_t max_rows, uint32_t width,
     }
     *ret = x;
     return 0;
+}
+
+static int cuda_buffer(struct backend *b, uint32_t max_rows, uint32_t width, struct why *why,
+                       struct backend_buffer **ret)
+{
+    int r = buffer_new(b, max_rows, width, ret);
+    return r < 0 ? refuse_windows(b, max_rows, r, why) : 0;
 }
 
 static const float *cuda_row(struct backend *b, const struct backend_buffer *x, uint32_t row)

@@ -12,6 +12,7 @@
  */
 #include "proto/kv_block.h"
 #include "workerd/backend.h"
+#include "workerd/cuda/card.h"
 #include "workerd/cuda/kernels.h"
 
 enum {
@@ -54,6 +55,7 @@ struct cuda_resident {
 };
 
 struct cuda_list;
+struct cuda_upload;
 
 struct backend {
     struct backend_want want;
@@ -64,10 +66,9 @@ struct backend {
     int refused;        /* the same for what isn't CUDA's: negative errno */
 
     struct cuda_memory *memory; /* everything allocated on the device, and pinned */
-    uint64_t weight_bytes, other_bytes;
-    void *staging[2], *raw[2]; /* of the upload: pinned, and on the device */
-    cudaEvent_t staged[2];
-    uint32_t turn;
+    struct cuda_budget budget;
+    uint64_t wanted;            /* bytes of what found no memory last */
+    struct cuda_upload *upload; /* while weights come */
 
     /* The window: pinned copies, and the fixed addresses that the kernels read. */
     struct cuda_row *host_rows, *rows;
@@ -86,6 +87,7 @@ struct backend {
     struct pool_arena *arena;
     uint64_t arena_bytes, pool_id;
     uint8_t *registered;
+    bool pinned; /* it is CUDA's own memory and needed no registering */
     uint32_t first_layer, table_room, chunk_shift, block_shift;
     uint64_t chunk_bytes;
     struct kv_block block; /* K by cell */
@@ -125,8 +127,16 @@ void *cuda_get_pinned(struct backend *b, uint64_t bytes);
 void *cuda_get_host(struct backend *b, size_t bytes);
 int cuda_weight(struct backend *b, enum weight_use use, const struct backend_tensor *t,
                 struct why *why, struct backend_weight **ret);
-int cuda_upload_new(struct backend *b);
+/* The sentence for what finds none; -ENOMEM. */
+int cuda_refuse_memory(const struct backend *b, const char *what, uint64_t bytes, struct why *why);
 bool cuda_multiplies(uint32_t type);
+
+/* upload.c: -ENOMEM, -EIO of CUDA, or what reading the file said. */
+int cuda_upload_plain(struct backend *b, const struct backend_tensor *t, uint64_t bytes,
+                      uint8_t *to);
+int cuda_upload_matrix(struct backend *b, const struct backend_tensor *t,
+                       const struct backend_weight *w);
+void cuda_upload_free(struct backend *b);
 
 /* window.c */
 int cuda_window_new(struct backend *b);

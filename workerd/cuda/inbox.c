@@ -42,7 +42,7 @@ static cudaError_t inbox_new(struct backend *b, uint32_t n_slots)
     cudaError_t e = cudaMalloc(&at, bytes);
     if (e != cudaSuccess) return e;
     b->inbox = at;
-    b->other_bytes += bytes;
+    b->budget.buffers += bytes;
     e = cudaMemcpyAsync(b->inbox + KEY_OFF, &b->inbox_key, sizeof(b->inbox_key),
                         cudaMemcpyHostToDevice, b->stream);
     return e == cudaSuccess ? cudaStreamSynchronize(b->stream) : e;

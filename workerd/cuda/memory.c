@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory of the device and pinned memory, and the way of the weights into it: from the mapped file
- * through two pinned buffers, repacked on the device. Nothing is freed before the backend is.
+ * Memory of the device and pinned memory, and the weights in it. Nothing is freed before the
+ * backend is.
  */
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 
 #include "common/gguf.h"
 #include "workerd/cuda/cuda.h"
 
 enum {
-    STAGING_BYTES = 32 << 20, /* two of them keep the copy engine busy while the next is filled */
-    COPIERS = 8,              /* threads that fill one: a page fault for each page of the file */
-    WIDTH_MAX = 1 << 16,      /* of a matrix: two rows of activations fit a block's shared memory */
+    WIDTH_MAX = 1 << 16, /* of a matrix: two rows of activations fit a block's shared memory */
 };
 
 struct allocation {
@@ -52,11 +49,13 @@ static void *keep(struct backend *b, void *at, int where)
 void *cuda_get(struct backend *b, uint64_t bytes)
 {
     void *at = NULL;
-    if (cudaMalloc(&at, bytes ? bytes : 1) != cudaSuccess) {
+    if (cuda_budget_room(&b->budget, UINT64_MAX) < bytes ||
+        cudaMalloc(&at, bytes ? bytes : 1) != cudaSuccess) {
+        b->wanted = bytes;
         (void)cudaGetLastError(); /* said by the caller; not sticky */
         return NULL;
     }
-    b->other_bytes += bytes;
+    b->budget.buffers += bytes;
     keep(b, at, ON_DEVICE);
     /* On our own stream, which the default one does not wait for, nor it for that: zeros that come
      * later than what is written next would stay. */
@@ -67,6 +66,7 @@ void *cuda_get_pinned(struct backend *b, uint64_t bytes)
 {
     void *at = NULL;
     if (cudaHostAlloc(&at, bytes ? bytes : 1, cudaHostAllocMapped) != cudaSuccess) {
+        b->wanted = bytes;
         (void)cudaGetLastError();
         return NULL;
     }
@@ -74,18 +74,6 @@ void *cuda_get_pinned(struct backend *b, uint64_t bytes)
 }
 
 void *cuda_get_host(struct backend *b, size_t bytes) { return keep(b, xcalloc(1, bytes), ON_HOST); }
-
-int cuda_upload_new(struct backend *b)
-{
-    for (int i = 0; i < 2; i++) {
-        b->staging[i] = cuda_get_pinned(b, STAGING_BYTES);
-        b->raw[i] = cuda_get(b, STAGING_BYTES);
-        if (!b->staging[i] || !b->raw[i]) return -ENOMEM;
-        if (cudaEventCreateWithFlags(&b->staged[i], cudaEventDisableTiming) != cudaSuccess)
-            return -EIO;
-    }
-    return 0;
-}
 
 static enum cuda_pack pack_of(uint32_t type, bool float32)
 {
@@ -129,100 +117,19 @@ static uint64_t matrix_bytes(enum cuda_pack pack, uint32_t n_out, uint32_t n_in)
     }
 }
 
-struct copier {
-    uint8_t *to;
-    const uint8_t *from;
-    size_t bytes;
-    pthread_t thread;
-    bool runs;
-};
-
-static void *copier_run(void *arg)
-{
-    const struct copier *c = arg;
-    memcpy(c->to, c->from, c->bytes);
-    return NULL;
-}
-
-/* By several threads; what finds none is copied by this one. */
-static void copy_wide(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-    struct copier c[COPIERS];
-    size_t each = round_up_u64((bytes + COPIERS - 1) / COPIERS, 4096);
-    for (size_t i = 0; i < COPIERS; i++) {
-        size_t at = min_u64(i * each, bytes);
-        c[i] = (struct copier){to + at, from + at, min_u64(each, bytes - at), 0, false};
-        c[i].runs = i + 1 < COPIERS && c[i].bytes > 0 &&
-                    pthread_create(&c[i].thread, NULL, copier_run, &c[i]) == 0;
-        if (!c[i].runs) (void)copier_run(&c[i]);
-    }
-    for (size_t i = 0; i < COPIERS; i++)
-        if (c[i].runs) (void)pthread_join(c[i].thread, NULL);
-}
-
-/* Bytes into a pinned buffer and from there to the device. */
-static int piece_up(struct backend *b, const uint8_t *from, uint64_t bytes, void *to)
-{
-    uint32_t i = b->turn;
-    if (cudaEventSynchronize(b->staged[i]) != cudaSuccess) return -EIO;
-    copy_wide(b->staging[i], from, bytes);
-    cudaError_t e = cudaMemcpyAsync(to, b->staging[i], bytes, cudaMemcpyHostToDevice, b->stream);
-    return e == cudaSuccess ? 0 : -EIO;
-}
-
-static int piece_done(struct backend *b)
-{
-    cudaError_t e = cudaEventRecord(b->staged[b->turn], b->stream);
-    b->turn ^= 1;
-    return e == cudaSuccess ? 0 : -EIO;
-}
-
-static int upload_plain(struct backend *b, const uint8_t *from, uint64_t bytes, uint8_t *to)
-{
-    int r = 0;
-    for (uint64_t at = 0, n; at < bytes && r == 0; at += n) {
-        n = min_u64(STAGING_BYTES, bytes - at);
-        r = piece_up(b, from + at, n, to + at);
-        if (r == 0) r = piece_done(b);
-    }
-    return r;
-}
-
-static int upload_matrix(struct backend *b, const struct backend_tensor *t,
-                         const struct backend_weight *w)
-{
-    uint64_t row = (uint64_t)t->n_in / ggml_block_values(t->type) * ggml_block_bytes(t->type);
-    uint32_t rows = (uint32_t)(STAGING_BYTES / row);
-    int r = 0;
-    for (uint32_t at = 0, n; at < t->n_out && r == 0; at += n) {
-        n = min_u32(rows, t->n_out - at);
-        r = piece_up(b, (const uint8_t *)t->data + at * row, n * row, b->raw[b->turn]);
-        struct cuda_repack a = {
-            .from = b->raw[b->turn],
-            .type = t->type,
-            .pack = w->pack,
-            .n_out = n,
-            .n_in = t->n_in,
-            .first = at,
-            .codes = (uint8_t *)w->m.codes,
-        };
-        if (r == 0 && cuda_launch_repack(b->stream, &a) != cudaSuccess) r = -EIO;
-        if (r == 0) r = piece_done(b);
-    }
-    return r;
-}
-
-static int refuse_memory(const struct backend *b, const struct backend_tensor *t, uint64_t bytes,
-                         struct why *why)
+int cuda_refuse_memory(const struct backend *b, const char *what, uint64_t bytes, struct why *why)
 {
     size_t free_bytes = 0, all = 0;
     (void)cudaMemGetInfo(&free_bytes, &all);
-    return why_set(why, -ENOMEM,
-                   "%s: no GPU memory for its %llu bytes: %llu of weights and %llu of buffers are "
-                   "there, %llu of %llu bytes are free",
-                   t->name, (unsigned long long)bytes, (unsigned long long)b->weight_bytes,
-                   (unsigned long long)(b->other_bytes - b->weight_bytes),
-                   (unsigned long long)free_bytes, (unsigned long long)all);
+    return cuda_budget_refuse(&b->budget, what, bytes, free_bytes, all, why);
+}
+
+static int refuse_upload(const struct backend_tensor *t, int r, struct why *why)
+{
+    cudaError_t e = cudaGetLastError();
+    if (e != cudaSuccess)
+        return why_set(why, r, "%s: upload failed: %s", t->name, cudaGetErrorString(e));
+    return why_set(why, r, "%s: can't be read: %s", t->name, strerror(-r));
 }
 
 int cuda_weight(struct backend *b, enum weight_use use, const struct backend_tensor *t,
@@ -243,12 +150,12 @@ int cuda_weight(struct backend *b, enum weight_use use, const struct backend_ten
     w->m.codes = cuda_get(b, bytes);
     int r = w->m.codes ? 0 : -ENOMEM;
     if (r == 0)
-        r = plain ? upload_plain(b, t->data, bytes, (uint8_t *)w->m.codes) : upload_matrix(b, t, w);
-    if (r == -ENOMEM) return refuse_memory(b, t, bytes, why);
-    if (r < 0)
-        return why_set(why, r, "%s: upload failed: %s", t->name,
-                       cudaGetErrorString(cudaGetLastError()));
-    b->weight_bytes += bytes;
+        r = plain ? cuda_upload_plain(b, t, bytes, (uint8_t *)w->m.codes)
+                  : cuda_upload_matrix(b, t, w);
+    if (r == -ENOMEM) return cuda_refuse_memory(b, t->name, bytes, why);
+    if (r < 0) return refuse_upload(t, r, why);
+    b->budget.weights += bytes;
+    b->budget.buffers -= bytes;
     *ret = w;
     return 0;
 }

@@ -10,8 +10,6 @@
 
 #include "workerd/cuda/cuda.h"
 
-enum { RESERVE_BYTES = 1 << 30 }; /* left free for the driver's own: graphs, kernels, tables */
-
 static uint64_t slot_bytes(const struct backend *b) { return b->chunk_bytes * b->want.n_layers; }
 
 void cuda_resident_free(struct backend *b)
@@ -20,6 +18,7 @@ void cuda_resident_free(struct backend *b)
     if (r->memory) (void)cudaFree(r->memory);
     free(r->slot);
     free(r->slot_of);
+    b->budget.resident = 0;
     *r = (struct cuda_resident){0};
 }
 
@@ -30,7 +29,7 @@ int cuda_resident_new(struct backend *b, struct why *why)
     size_t free_bytes = 0, all = 0;
     if (cudaMemGetInfo(&free_bytes, &all) != cudaSuccess)
         return why_set(why, -EIO, "cannot ask for the GPU's free memory");
-    uint64_t room = free_bytes > RESERVE_BYTES ? free_bytes - RESERVE_BYTES : 0;
+    uint64_t room = cuda_budget_resident(&b->budget, free_bytes);
     uint64_t n = min_u64(room / slot_bytes(b), b->arena->n_chunks);
     n = min_u64(n, b->want.kv_resident >> b->chunk_shift);
     if (n > 0 && cudaMalloc((void **)&r->memory, n * slot_bytes(b)) != cudaSuccess) {
@@ -38,6 +37,7 @@ int cuda_resident_new(struct backend *b, struct why *why)
         r->memory = NULL;
         n = 0; /* slower, not wrong */
     }
+    b->budget.resident = n * slot_bytes(b);
     r->n_slots = (uint32_t)n;
     r->slot = xcalloc(n, sizeof(*r->slot));
     r->slot_of = xcalloc((size_t)b->arena->n_chunks + 1, sizeof(*r->slot_of));

@@ -41,10 +41,21 @@ int cuda_window_new(struct backend *b)
 
 void cuda_arena_release(struct backend *b)
 {
-    for (uint64_t at = 0; b->registered && at < b->arena_bytes; at += CUDA_REGISTER_BYTES)
+    bool ours = b->registered && !b->pinned;
+    for (uint64_t at = 0; ours && at < b->arena_bytes; at += CUDA_REGISTER_BYTES)
         (void)cudaHostUnregister(b->registered + at);
     (void)cudaGetLastError(); /* a mapping that is gone was let go of with it */
     b->registered = NULL;
+}
+
+/* CUDA's own host memory (pool.memory = cuda) is known to it already, for this device since it was
+ * mapped. */
+static bool is_pinned(const void *at)
+{
+    struct cudaPointerAttributes a = {0};
+    cudaError_t e = cudaPointerGetAttributes(&a, at);
+    if (e != cudaSuccess) (void)cudaGetLastError();
+    return e == cudaSuccess && a.type != cudaMemoryTypeUnregistered;
 }
 
 static int arena_register(struct backend *b, struct pool_arena *arena, struct why *why)
@@ -52,7 +63,9 @@ static int arena_register(struct backend *b, struct pool_arena *arena, struct wh
     cuda_arena_release(b);
     b->arena_bytes = round_up_u64(arena->bytes, PAGE_BYTES);
     b->pool_id = arena->pool_id;
-    for (uint64_t at = 0; at < b->arena_bytes; at += CUDA_REGISTER_BYTES) {
+    b->pinned = is_pinned(arena);
+    if (b->pinned) b->registered = (uint8_t *)arena;
+    for (uint64_t at = 0; !b->pinned && at < b->arena_bytes; at += CUDA_REGISTER_BYTES) {
         uint64_t n = min_u64(CUDA_REGISTER_BYTES, b->arena_bytes - at);
         cudaError_t e = cudaHostRegister((uint8_t *)arena + at, n,
                                          cudaHostRegisterMapped | cudaHostRegisterPortable);
@@ -98,6 +111,7 @@ int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_l
                            (unsigned long long)b->want.block_bytes, first_layer + i);
     }
     b->arena = arena;
+    cuda_upload_free(b); /* no weight comes any more */
     if (same) return 0;
     b->first_layer = first_layer;
     b->block_shift = (uint32_t)__builtin_ctz(arena->block_cells);

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Stories with real cards: CISTERN_DEVICE=cuda; without it those marked `device` are left out."""
+import ctypes
+import json
+import os
+import subprocess
+import threading
+import time
+
+from harness import BUILD, Cistern
+
+CARDS = os.environ.get("CISTERN_DEVICE") == "cuda"
+
+
+class Cards(Cistern):
+    """Every worker computes on the first card, or stage i on card i where CISTERN_CARDS tells of so
+    many."""
+
+    def launch(self, program, *arguments, name=None, **environment):
+        if program == "workerd" and CARDS:
+            stage = int(arguments[arguments.index("--stage") + 1])
+            card = stage % int(os.environ.get("CISTERN_CARDS", "1"))
+            arguments = (*arguments, "--set", f"worker.device=cuda:{card}")
+        return super().launch(program, *arguments, name=name, **environment)
+
+    def poolctl(self, *arguments, **environment):
+        command = [BUILD / "poold/poolctl", "--config", self.folder / "cistern.conf", *arguments]
+        done = subprocess.run([str(a) for a in command], capture_output=True, text=True,
+                              env={**os.environ, **environment})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+class Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Card:
+    """What the driver says of the first card: by NVML, or by nvidia-smi, which takes longer to ask."""
+
+    def __init__(self):
+        self.handle = ctypes.c_void_p()
+        try:
+            self.nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            if self.nvml.nvmlInit_v2() or self.nvml.nvmlDeviceGetHandleByIndex_v2(
+                0, ctypes.byref(self.handle)
+            ):
+                self.nvml = None
+        except OSError:
+            self.nvml = None
+
+    def used_mib(self):
+        if self.nvml:
+            m = Memory()
+            assert self.nvml.nvmlDeviceGetMemoryInfo(self.handle, ctypes.byref(m)) == 0
+            return m.used / (1 << 20)
+        query = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+
+
+class Reader(threading.Thread):
+    """A streamed completion of token ids."""
+
+    def __init__(self, cistern, ids, n):
+        super().__init__()
+        self.cistern, self.text, self.n_events, self.error = cistern, "", 0, None
+        self.fields = {"prompt": ids, "max_tokens": n, "temperature": 0.8, "seed": 7,
+                       "ignore_eos": True, "stream": True}
+        self.start()
+
+    def run(self):
+        connection = self.cistern.connect()
+        data = json.dumps(self.fields).encode()
+        connection.request("POST", "/v1/completions", data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            self.error = response.read().decode()
+            return
+        while line := response.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            self.error = self.error or event.get("error")
+            self.text += "".join(c["text"] for c in event.get("choices", []))
+            self.n_events += 1
+
+
+def watch(look, seconds):
+    """(when look() last changed, in ms from now, or None; how many times it was looked)."""
+    began, last, n, value = time.monotonic(), None, 0, look()
+    while time.monotonic() - began < seconds:
+        new, n = look(), n + 1
+        if new != value:
+            value, last = new, (time.monotonic() - began) * 1e3
+    return last, n
