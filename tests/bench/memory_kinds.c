@@ -147,7 +147,9 @@ static void own(int sock)
 
 /* ---- the user ---- */
 
-static void *map(int fd, uint64_t bytes, int device)
+/* known: made known to the card, as a worker does; else only mapped, where that is something else.
+ */
+static void *map(int fd, uint64_t bytes, int device, bool known)
 {
     if (is_cuda()) {
         static struct cuda_host m;
@@ -158,7 +160,7 @@ static void *map(int fd, uint64_t bytes, int device)
     }
     char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) fail("map", strerror(errno));
-    for (uint64_t off = 0; off < bytes; off += register_bytes)
+    for (uint64_t off = 0; known && off < bytes; off += register_bytes)
         check(cudaHostRegister(at + off, min_u64(register_bytes, bytes - off),
                                cudaHostRegisterMapped | cudaHostRegisterPortable),
               "register");
@@ -219,7 +221,7 @@ static void use(int sock, int device, bool first)
     check(cudaFree(0), "context");
     if (first) say("context of the user", seconds() - t, "s");
     t = seconds();
-    char *at = map(fd, bytes, device);
+    char *at = map(fd, bytes, device, first);
     if (first) say("map for the card", seconds() - t, "s");
     uint32_t *words[2] = {(uint32_t *)at, (uint32_t *)(at + bytes) - 1}, seen[2];
     if (first) {
@@ -336,6 +338,7 @@ int main(int argc, char **argv)
         return 2;
     }
     printf("kind,gib,what,value,unit\n");
+    (void)fflush(stdout); /* before there are children */
     static const char *const kinds[] = {"shm", "cuda"};
     for (int i = 2; i < argc; i++)
         for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {

@@ -31,31 +31,24 @@ class Cards(Cistern):
         return done.stdout
 
 
-class Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
 class Card:
-    """What the driver says of the first card: by NVML, or by nvidia-smi, which takes longer to ask."""
+    """How much of the first card's memory is taken, by all; a context of this process sees it."""
 
     def __init__(self):
-        self.handle = ctypes.c_void_p()
-        try:
-            self.nvml = ctypes.CDLL("libnvidia-ml.so.1")
-            if self.nvml.nvmlInit_v2() or self.nvml.nvmlDeviceGetHandleByIndex_v2(
-                0, ctypes.byref(self.handle)
-            ):
-                self.nvml = None
-        except OSError:
-            self.nvml = None
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name, *arguments):
+        assert (result := getattr(self.driver, name)(*arguments)) == 0, f"{name}: {result}"
 
     def used_mib(self):
-        if self.nvml:
-            m = Memory()
-            assert self.nvml.nvmlDeviceGetMemoryInfo(self.handle, ctypes.byref(m)) == 0
-            return m.used / (1 << 20)
-        query = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return (total.value - free.value) / (1 << 20)
 
 
 class Reader(threading.Thread):

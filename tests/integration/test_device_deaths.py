@@ -68,6 +68,7 @@ def test_a_killed_worker(model, memory):
         readers = [Reader(c, p, 120) for p in prompts]
         eventually(lambda: all(r.n_events > 20 for r in readers), "both are being answered")
         taken = card.used_mib() - before
+        assert taken > 100
         worker = c.workers[0]
         began = time.monotonic()
         worker.kill()
