@@ -384,13 +384,16 @@ int main(int argc, char **argv)
     is_short = argc > 1 && strcmp(argv[1], "short") == 0;
     if (rig_device_missing()) return 77;
     Suite *s = suite_create("sample");
-    TCase *t = tcase_create("rows");
-    tcase_set_timeout(t, TIMEOUT_S);
+    TCase *rows = tcase_create("rows"), *windows = tcase_create("windows");
+    TCase *all[] = {rows, windows}; /* CK_RUN_CASE runs one */
     int n = (int)ARRAY_LEN(vocabularies);
-    tcase_add_loop_test(t, every_row_has_the_hosts_bits, 0, is_short ? n - 2 : n);
-    tcase_add_test(t, windows_of_any_size);
-    tcase_add_loop_test(t, greedy_rows, 0, n);
-    suite_add_tcase(s, t);
+    tcase_add_loop_test(rows, every_row_has_the_hosts_bits, 0, is_short ? n - 2 : n);
+    tcase_add_test(windows, windows_of_any_size);
+    tcase_add_loop_test(windows, greedy_rows, 0, n);
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        tcase_set_timeout(all[i], TIMEOUT_S);
+        suite_add_tcase(s, all[i]);
+    }
     SRunner *r = srunner_create(s);
     if (rig_device()) srunner_set_fork_status(r, CK_NOFORK); /* a device is lost by a fork */
     srunner_run_all(r, CK_NORMAL);

@@ -10,6 +10,8 @@
 enum {
     ROW_THREADS = 1024,
     RADIX = 256,
+    HISTOGRAMS = 16,                /* of the same, so that few threads add to the same place */
+    HALF = 22,                      /* bits of a mass that are summed over a warp at once */
     EACH = CUDA_PART / ROW_THREADS, /* logits of a thread in a draw from a part */
 };
 static_assert((int)CUDA_LIST == (int)ROW_THREADS, "a thread sorts one of the list");
@@ -96,28 +98,60 @@ __device__ uint32_t bin_reached(const mass_sum *bins, mass_sum goal, mass_sum *b
     return __shfl_sync(~0u, bin, found);
 }
 
+/* Adds to a bin for each lane that is in. Rows that are searched are flat, most lanes have the same
+ * bin or two: those are summed over the warp first. */
+__device__ void add_to(mass_sum *bins, bool in, uint32_t bin, mass_sum v)
+{
+    for (int round = 0; round < 2; round++) {
+        uint32_t left = __ballot_sync(~0u, in);
+        if (!left) return;
+        uint32_t first = (uint32_t)__ffs((int)left) - 1, its = __shfl_sync(~0u, bin, first);
+        bool same = in && bin == its;
+        uint32_t low = __reduce_add_sync(~0u, same ? (uint32_t)v & ((1u << HALF) - 1) : 0);
+        uint32_t high = __reduce_add_sync(~0u, same ? (uint32_t)(v >> HALF) : 0);
+        if (threadIdx.x % WARP == first) atomicAdd(&bins[its], ((mass_sum)high << HALF) + low);
+        in = in && !same;
+    }
+    if (in) atomicAdd(&bins[bin], v);
+}
+
+/* bins[0] = by the next byte, the sums of the elements from `least` on whose place begins with the
+ * bytes found. */
+__device__ void histogram(const measure &m, uint64_t least, int shift, uint64_t found,
+                          mass_sum (*bins)[RADIX])
+{
+    for (uint32_t i = threadIdx.x; i < HISTOGRAMS * RADIX; i += ROW_THREADS)
+        bins[i / RADIX][i % RADIX] = 0;
+    __syncthreads();
+    for (uint32_t base = 0; base < m.n; base += ROW_THREADS) {
+        uint32_t i = base + threadIdx.x;
+        float logit = i < m.n ? m.logits[i] : 0;
+        uint64_t place = place_of(logit, i);
+        bool in = i < m.n && place >= least && (shift == 56 || place >> (shift + 8) == found);
+        add_to(bins[threadIdx.x / WARP % HISTOGRAMS], in, place >> shift & (RADIX - 1),
+               in ? m.of(logit) : 0);
+    }
+    __syncthreads();
+    if (threadIdx.x < RADIX)
+        for (uint32_t i = 1; i < HISTOGRAMS; i++)
+            bins[0][threadIdx.x] += bins[i][threadIdx.x];
+    __syncthreads();
+}
+
 /* The place of the first element at which the sum over the order, down to the place `least`,
  * reaches a goal of at least 1; it does. Byte by byte; of the ids' first bytes all are the same. */
 __device__ uint64_t reached(const measure &m, mass_sum goal, uint64_t least)
 {
-    __shared__ mass_sum bins[RADIX], before;
+    __shared__ mass_sum bins[HISTOGRAMS][RADIX], before;
     __shared__ uint64_t found;
     if (threadIdx.x == 0) {
         found = 0;
         before = 0;
     }
     for (int shift = 56; shift >= 0; shift -= 8) {
-        for (uint32_t i = threadIdx.x; i < RADIX; i += ROW_THREADS)
-            bins[i] = 0;
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < m.n; i += ROW_THREADS) {
-            uint64_t place = place_of(m.logits[i], i);
-            bool in = place >= least && (shift == 56 || place >> (shift + 8) == found);
-            if (in) atomicAdd(&bins[place >> shift & (RADIX - 1)], m.of(m.logits[i]));
-        }
-        __syncthreads();
+        histogram(m, least, shift, found, bins);
         if (threadIdx.x < WARP) {
-            uint32_t bin = bin_reached(bins, goal, &before);
+            uint32_t bin = bin_reached(bins[0], goal, &before);
             if (threadIdx.x == 0) found = found << 8 | bin;
         }
         __syncthreads();
@@ -131,13 +165,15 @@ __device__ uint64_t reached(const measure &m, mass_sum goal, uint64_t least)
 __device__ uint64_t unlikely(const measure &m, float min_p, uint64_t first)
 {
     __shared__ mass_sum most;
+    uint64_t mine = 0;
     if (threadIdx.x == 0) most = 0;
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < m.n; i += ROW_THREADS) {
         uint64_t place = place_of(m.logits[i], i);
         if (place != first && mass_weight(m.logits[i], m.most, 1) < (double)min_p)
-            atomicMax(&most, (mass_sum)place);
+            mine = max(mine, place);
     }
+    if (mine) atomicMax(&most, (mass_sum)mine);
     __syncthreads();
     return most;
 }
