@@ -352,7 +352,7 @@ int config_layers(const struct config *c, uint32_t stage, uint32_t n_layers, str
         return why_set(why, -EINVAL,
                        "stage %u of %u stages, for a model of %u layers: no such stage", stage, n,
                        n_layers);
-    if (strcmp(c->worker.layers, "auto") == 0) {
+    if (strcmp(c->worker.layers, "auto") == 0 || strcmp(c->worker.layers, "free") == 0) {
         *ret_first = (uint32_t)((uint64_t)n_layers * stage / n);
         *ret_n = (uint32_t)((uint64_t)n_layers * (stage + 1) / n) - *ret_first;
         return 0;

@@ -58,7 +58,7 @@ struct config {
     } pool;
     struct {
         uint32_t stages;  /* of the pipeline */
-        char *layers;     /* "auto" or one range a stage: "0-14,15-29" */
+        char *layers;     /* "auto", "free" or one range a stage: "0-14,15-29" */
         uint32_t threads; /* compute threads; 0: all cores */
         char *cpus;       /* "0-3,8"; empty: no pinning */
         uint32_t lanes;
@@ -66,7 +66,7 @@ struct config {
         uint32_t prompt_share; /* percent of a window's time, while others are answered */
         uint32_t precision;    /* enum model_precision: 0 int8, 1 float32 */
         uint32_t variant;      /* index into the choices: auto, avx512, avx2, plain */
-        char *device;          /* "cpu" or "cuda:N" */
+        char *device;          /* "cpu" or "cuda:N"; or one a stage, "cuda:0,cuda:1" */
         uint32_t peer;         /* enum worker_peer */
         uint64_t memory_limit; /* of a GPU: bytes of its memory at most; 0: all that is free */
         uint64_t kv_resident;  /* of a GPU: cells kept in its memory as well, at most */
@@ -137,7 +137,7 @@ int config_from_args(int argc, char **argv, const char *program, const char *wha
                      struct config **ret);
 
 /* First and number of layers of a stage: an even split (the last stages get the remainder), or the
- * stage-th range of worker.layers. */
+ * stage-th range of worker.layers. With "free" only the workers know better (workerd/split.h). */
 int config_layers(const struct config *c, uint32_t stage, uint32_t n_layers, struct why *why,
                   uint32_t *ret_first, uint32_t *ret_n);
 

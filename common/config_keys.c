@@ -69,7 +69,9 @@ const struct config_key config_keys[] = {
         "Milliseconds that processes have to attach again after a restart of poold."),
 
     U32(worker, stages, 1, POOL_STAGES_MAX, "1", "Stages of the pipeline."),
-    TEXT(worker, layers, "auto", "Layers of each stage, \"0-14,15-29\"; auto: an even split."),
+    TEXT(worker, layers, "auto",
+         "Layers of each stage, \"0-14,15-29\"; auto: an even split; free: by what is free on the "
+         "devices."),
     U32(worker, threads, 0, 256, "0", "Compute threads of a CPU stage; 0: all cores."),
     TEXT(worker, cpus, "", "Cores of a CPU stage, \"0-3,8\"; empty: no pinning."),
     U32(worker, lanes, 1, 64, "8", "Conversations computed at the same time."),
@@ -83,7 +85,7 @@ const struct config_key config_keys[] = {
     CHOICE(worker, variant, "auto|avx512|avx2|plain", NULL, "auto",
            "CPU instructions of the kernels."),
     TEXT(worker, device, "cpu",
-         "What computes: cpu or cuda:N; a worker's own is given by --set worker.device=..."),
+         "What computes: cpu or cuda:N, of all stages or of each, \"cuda:0,cuda:1\"."),
     CHOICE(worker, peer, "auto|off|on", NULL, "auto",
            "Activations go straight into the next stage's GPU: where they can, never, or always; "
            "who cannot then ends."),

@@ -19,6 +19,7 @@
 #include "common/log.h"
 #include "common/pool_client.h"
 #include "workerd/lives.h"
+#include "workerd/split.h"
 
 enum {
     BEAT_US = 250000,   /* a fortieth of the default worker.stuck_ms */
@@ -50,7 +51,7 @@ struct worker {
     struct why *why; /* of what ends the loop */
 
     uint32_t first_layer, n_layers, context;
-    char fingerprint[65], variant[32], endpoint[160], status[128];
+    char fingerprint[65], variant[32], device[32], endpoint[160], status[128];
 
     bool connected, attached, ready, stopping;
     uint64_t attach_number;
@@ -381,7 +382,7 @@ static int stage_start(struct worker *w)
                  .cpus = own_cpus ? c->worker.cpus : NULL,
                  .may_spin = own_cpus,
                  .variant = config_choice(c, "worker", "variant", w->variant),
-                 .device = c->worker.device,
+                 .device = w->device,
                  .memory_limit = c->worker.memory_limit,
                  .kv_resident = c->worker.kv_resident},
         .stage = w->place.stage,
@@ -402,10 +403,32 @@ static int stage_start(struct worker *w)
         .context = w->context,
         .max_rows = setup.want.max_rows,
         .max_lanes = setup.want.max_lanes,
-        .cuda_device = cuda_device(c->worker.device),
+        .cuda_device = cuda_device(w->device),
         .device = w->stage,
     };
     return 0;
+}
+
+/* Which layers, on which device. */
+static int place_choose(struct worker *w, uint32_t n_layers)
+{
+    const struct config *c = w->config;
+    if (split_device(c->worker.device, w->place.stage, w->device, sizeof(w->device)) < 0)
+        return why_set(w->why, -EINVAL, "worker.device = %s: no device for stage %u",
+                       c->worker.device, w->place.stage);
+    if (strcmp(c->worker.layers, "free") != 0)
+        return config_layers(c, w->place.stage, n_layers, w->why, &w->first_layer, &w->n_layers);
+    struct split_want want = {
+        .run_dir = c->run.dir,
+        .pipeline = w->place.pipeline,
+        .stage = w->place.stage,
+        .n_stages = c->worker.stages,
+        .n_layers = n_layers,
+        .gguf = w->gguf,
+        .fingerprint = w->fingerprint,
+        .devices = c->worker.device,
+    };
+    return split_layers(&want, w->why, &w->first_layer, &w->n_layers);
 }
 
 static int model_open(struct worker *w)
@@ -416,15 +439,16 @@ static int model_open(struct worker *w)
         return why_set(w->why, -EINVAL, "model.path is not set: name the GGUF file to be served");
     int r = gguf_open(c->model.path, w->why, &w->gguf);
     if (r == 0) r = model_probe(w->gguf, w->why, &facts);
-    if (r == 0)
-        r = config_layers(c, w->place.stage, facts.n_layers, w->why, &w->first_layer, &w->n_layers);
+    if (r < 0) return r;
+    r = gguf_fingerprint(w->gguf, w->fingerprint);
+    if (r < 0) return why_set(w->why, r, "%s can't be read: %s", c->model.path, strerror(-r));
+    r = place_choose(w, facts.n_layers);
     if (r < 0) return r;
     w->context = c->model.context ? c->model.context : facts.n_ctx_train;
     if (w->context > facts.n_ctx_train)
         log_warn("model.context = %u: the model was made for %u tokens, expect nonsense past that",
                  w->context, facts.n_ctx_train);
-    r = gguf_fingerprint(w->gguf, w->fingerprint);
-    return r < 0 ? why_set(w->why, r, "%s can't be read: %s", c->model.path, strerror(-r)) : 0;
+    return 0;
 }
 
 static void on_stop_timer(void *arg)

@@ -16,7 +16,7 @@ from run_device import cards
 from test_equal import SMALL, same_request, words
 from test_ways import ways
 
-SETTINGS = {**SMALL, "worker.stuck_ms": 60000}
+SETTINGS = {**SMALL, "worker.stuck_ms": 600000}
 CHATS = [
     (f"{i} {words(n, i)}", {"max_tokens": 40, "temperature": 0.8 if i % 2 else 0, "seed": i})
     for i, n in enumerate((3, 60, 20))

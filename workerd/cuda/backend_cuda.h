@@ -11,4 +11,8 @@ extern const struct backend_ops cuda_backend;
 /* The number of "cuda:N"; -EINVAL for anything else. */
 int cuda_device_of(const char *name, int *ret);
 
+/* Bytes that are free on "cuda:N", and none of this process's afterwards: before anything else of
+ * CUDA in it. -ENODEV with why when the device can't be used. */
+int cuda_free_bytes(const char *name, struct why *why, uint64_t *ret);
+
 #endif

@@ -47,6 +47,21 @@ int cuda_device_of(const char *name, int *ret)
     return 0;
 }
 
+int cuda_free_bytes(const char *name, struct why *why, uint64_t *ret)
+{
+    int device;
+    size_t free_bytes = 0, all = 0;
+    if (cuda_device_of(name, &device) < 0)
+        return why_set(why, -EINVAL, "'%s' is not a device: cpu or cuda:N", name);
+    cudaError_t e = cudaSetDevice(device);
+    if (e == cudaSuccess) e = cudaMemGetInfo(&free_bytes, &all);
+    if (e == cudaSuccess) e = cudaDeviceReset();
+    if (e != cudaSuccess)
+        return why_set(why, -ENODEV, "%s can't be used: %s", name, cudaGetErrorString(e));
+    *ret = free_bytes;
+    return 0;
+}
+
 static int open_device(struct backend *b, struct why *why)
 {
     struct cudaDeviceProp p;

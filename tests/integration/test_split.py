@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""worker.layers = free: all workers come to one split, by a file that the first of them writes; also
+one that comes back, and those that find the file cut short by a death."""
+import re
+
+from harness import Cistern, eventually
+from test_equal import SMALL, solo_rows, words
+
+CHAT = (words(30, 4), {"max_tokens": 20, "temperature": 0})
+LAYERS = 4  # of the tiny model
+
+
+def layers(worker):
+    first, last = re.search(r"layers (\d+)-(\d+), as .*split-0 says", worker.text()).groups()
+    return list(range(int(first), int(last) + 1))
+
+
+def test_workers_agree_on_a_split(tiny_model):
+    settings = {**SMALL, "worker.layers": "free"}
+    with Cistern(tiny_model, 3, settings).start() as c:
+        c.chat(CHAT[0], **CHAT[1])
+        found = [layers(w) for w in c.workers]
+        assert sum(found, []) == list(range(LAYERS))
+        rows = list(c.trace().values())
+        c.workers[1].kill()
+        c.start_worker(1)
+        assert layers(c.workers[1]) == found[1]
+        eventually(lambda: c.get("/health")[0] == 200, "all are back")
+        for p in (c.gateway, *c.workers):
+            p.stop()
+        path = c.folder / "run/split-0"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-3])
+        for stage in range(3):
+            c.start_worker(stage, wait=False)
+        c.wait_ready(*c.workers)
+        assert path.read_bytes() == whole
+    assert rows == solo_rows(tiny_model, [CHAT], 1)[0]
