@@ -14,6 +14,7 @@ from fixtures import *  # noqa: F401,F403
 from harness import Cistern, eventually
 from run_device import cards
 from test_equal import SMALL, same_request, words
+from test_split import LAYERS, layers
 from test_ways import ways
 
 SETTINGS = {**SMALL, "worker.stuck_ms": 600000}
@@ -77,6 +78,19 @@ def test_bits_do_not_depend_on_the_way(tiny_model):
     for stages in (2, 3):
         assert rows_of(tiny_model, stages, "on", by_peer) == one
         assert rows_of(tiny_model, stages, "off", by_host) == one
+
+def test_layers_by_free_memory(tiny_model):
+    """Who comes back when the cards are full has the layers that it had."""
+    devices = ",".join(f"cuda:{s % cards()}" for s in (0, 1))
+    settings = {**SETTINGS, "worker.layers": "free", "worker.device": devices}
+    with Cistern(tiny_model, 2, settings).start() as c:
+        eventually(lambda: ways(c) == {0: "peer " + devices.replace(",", " -> ")}, "a way is said")
+        found = [layers(w) for w in c.workers]
+        assert sum(found, []) == list(range(LAYERS))
+        c.workers[1].kill()
+        c.start_worker(1)
+        assert layers(c.workers[1]) == found[1]
+
 
 def solo(model):
     with OnCards(model, 2, SETTINGS).start() as c:
