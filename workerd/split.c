@@ -112,6 +112,7 @@ static int measure(const struct split_want *w, struct why *why, uint32_t *ret_n)
                            w->devices, w->n_stages);
         int r = free_of(device, why, &free_bytes[s]);
         if (r < 0) return r;
+        if (w->memory_limit) free_bytes[s] = min_u64(free_bytes[s], w->memory_limit);
         log_info("stage %u: %" PRIu64 " bytes are free on %s", s, free_bytes[s], device);
     }
     CLEANUP(freep) uint64_t *bytes = xcalloc(w->n_layers, sizeof(*bytes));

@@ -17,7 +17,8 @@ struct split_want {
     uint32_t pipeline, stage, n_stages, n_layers;
     const struct gguf *gguf;
     const char *fingerprint;
-    const char *devices; /* of all stages: "cuda:0,cuda:1"; or one, of all of them */
+    uint64_t memory_limit; /* bytes of a GPU that are used at most; 0: no limit */
+    const char *devices;   /* of all stages: "cuda:0,cuda:1"; or one, of all of them */
 };
 
 /* The device of a stage in such a list. -EINVAL when there is none, or it is too long. */

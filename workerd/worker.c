@@ -426,6 +426,7 @@ static int place_choose(struct worker *w, uint32_t n_layers)
         .n_layers = n_layers,
         .gguf = w->gguf,
         .fingerprint = w->fingerprint,
+        .memory_limit = c->worker.memory_limit,
         .devices = c->worker.device,
     };
     return split_layers(&want, w->why, &w->first_layer, &w->n_layers);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The way of activations between stages, where no stage has a GPU: through host memory, and poolctl
-status says why. Between GPUs: device_stories.py."""
+status says why. Between GPUs: test_device_stages.py."""
 import pytest
 
 from harness import Cistern, eventually
