@@ -29,6 +29,13 @@ class Cuda(Cards):
     def arenas(self):
         return sorted(p.name for p in self.memory.iterdir() if p.name.startswith("arena"))
 
+    def wait_back(self, times):
+        """The gateway has heard of so many restarts of the pipeline: before that it may send to who is
+        gone."""
+        said = "pipeline 0: all stages are there"
+        eventually(lambda: self.gateway.text().count(said) > times, "the gateway knows the new worker")
+        self.wait_healthy()
+
     def ask(self):
         answer = self.chat(TEXT, **FIELDS)
         return answer["choices"][0]["message"]["content"], cached(answer)
@@ -60,7 +67,7 @@ def test_a_worker_finds_the_memory_with_poold(tiny_model, stages):
         for stage in range(stages):
             c.workers[stage].kill()
             c.start_worker(stage)
-            c.wait_healthy()
+            c.wait_back(stage + 1)
             again, found = c.ask()
             assert again == text and found >= 60
 
@@ -88,7 +95,7 @@ def test_who_comes_first_waits_for_who_has_the_memory(tiny_model, comes_back):
             eventually(lambda: loaded(c), "the new worker waits")
             holder.thaw()
         c.wait_ready(c.workers[0])
-        c.wait_healthy()
+        c.wait_back(1)
         again, found = c.ask()
         assert again == text and bool(found) == comes_back
         assert ("lost" in c.poold.text()) != comes_back
@@ -105,7 +112,7 @@ def test_with_everybody_dead_the_pool_says_that_it_is_empty(tiny_model):
         c.workers[0].kill()
         c.start_poold()
         c.start_worker(0)
-        c.wait_healthy()
+        c.wait_back(1)
         again, found = c.ask()
         assert again == text and found == 0
         assert "1 conversations are lost: pool.memory = cuda" in c.poold.text()
