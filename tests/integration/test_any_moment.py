@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from harness import Cistern, eventually
+from fixtures import has_sanitizers
+from harness import ENDS, Cistern
 from test_deaths import quiet
 from test_equal import SMALL, solo_rows, words
 from test_poolctl import poolctl
@@ -100,9 +101,13 @@ class Crowd:
         and no more are there twice than were in flight: two of each conversation."""
         trace = pathlib.Path(self.c.settings["worker.trace"])
         found = [[] for _ in CHATS]
+        # A row may be posted before it is known that the token before it ends the answer.
+        behind = {max(r) + 1 for r in self.rows if r[max(r)][0] in ENDS}
         for line in trace.read_text().splitlines():
             _request, _row, position, token, value = line.split()
             whose = [i for i, r in enumerate(self.rows) if r.get(int(position)) == (token, value)]
+            if not whose and int(position) in behind:
+                continue
             assert len(whose) == 1, f"{line}: a row of nobody, or of two"
             found[whose[0]].append(int(position))
         os.truncate(trace, 0)
@@ -167,6 +172,8 @@ def test_each_is_struck_at_any_moment(slow_model, alone, stages):
     strikes = [(who, "killed") for who in (*everybody, "all")]
     strikes += [(who, draw.choice(("continued", "stopped"))) for who in everybody]
     draw.shuffle(strikes)
+    if has_sanitizers():  # where each takes several times as long
+        strikes = strikes[: len(strikes) // 2]
     with Cistern(slow_model, stages, SETTINGS).start() as c:
         crowd = Crowd(c, alone)
         began = time.monotonic()
