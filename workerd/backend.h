@@ -3,9 +3,9 @@
 #define WORKERD_BACKEND_H
 /*
  * A device as a model sees it: one table of operations, no optional entries. The operations of a
- * window are enqueued between begin and sync and run in that order; they return nothing, the first
- * failure sticks and sync returns it. Buffers and weights belong to the backend and go with it.
- * Called from the device thread only.
+ * window are enqueued between begin and launch or sync and run in that order; they return nothing,
+ * the first failure sticks and sync returns it. Buffers and weights belong to the backend and go
+ * with it. Called from the device thread only.
  *
  * What every implementation must keep (ARCHITECTURE.md, Exactness): a token row's bits are a
  * function of the tokens before it and its position, not of the rows beside it, of the number of
@@ -79,6 +79,7 @@ struct backend_ops {
                      struct why *why);
     void (*copy_cells)(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells);
 
+    /* A lane with fed_from has the token that row fed_row of the last sample chooses. */
     void (*begin)(struct backend *b, const struct window *w);
     /* x[row] = the table's row of the window's token. */
     void (*embed)(struct backend *b, struct backend_buffer *x, const struct backend_weight *table);
@@ -123,6 +124,14 @@ struct backend_ops {
      * point to stay the caller's and must live until sync. Their ids and tokens are below n_vocab.
      */
     void (*sample)(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows);
+    /* Starts what is enqueued without waiting for it, and returns 1: the next window may begin
+     * before the sync of this one. Two are started at most, and none after it is enqueued but not
+     * started. 0: this device computes in sync, which comes next. Or a negative errno. */
+    int (*launch)(struct backend *b);
+    bool (*done)(
+        struct backend *b); /* whether sync would return the window started first at once */
+    /* Waits for the window started first; when none is, starts what is enqueued and waits for it.
+     */
     int (*sync)(struct backend *b);
     /* A row of a buffer, readable by the caller until the next operation. A failure to read it is
      * returned by the next sync. */

@@ -24,6 +24,20 @@ enum {
     CONTEXT_MAX = 1 << 24,
 };
 
+/* Rows with logits, collected until the backend's head_rows are there, or what their penalties look
+ * back to is max_past. */
+struct wanted {
+    uint32_t n, n_past, row[LOGITS_ROWS_MAX], lane[LOGITS_ROWS_MAX];
+};
+
+/* A window until it is finished. Of the last stage: its rows of logits of one time. */
+struct flight {
+    struct window *w;
+    struct wanted want;
+    struct sampler_row *rows; /* [LOGITS_ROWS_MAX] */
+    uint32_t *past;           /* [max_past]: what their penalties look back to */
+};
+
 struct model {
     struct model_facts facts;
     struct model_want want;
@@ -34,10 +48,10 @@ struct model {
     struct weights weights;
     struct arch_buffers buf;
     struct pool_arena *arena;
-    /* Of the last stage: the rows of logits of one time. */
-    struct sampler_row *rows; /* [LOGITS_ROWS_MAX] */
-    uint32_t *past;           /* [max_past]: what their penalties look back to */
     uint32_t max_past;
+    /* The window that was started last, and the one before. */
+    struct flight flight[2], *now;
+    uint32_t n_flying; /* started, not finished */
 };
 
 static bool is_first(const struct model *m) { return m->want.first_layer == 0; }
@@ -185,8 +199,10 @@ static int make_buffers(struct model *m, struct why *why)
         if (r < 0) return r;
     }
     if (!is_last(m)) return 0;
-    m->rows = xcalloc(LOGITS_ROWS_MAX, sizeof(*m->rows));
-    m->past = xcalloc(m->max_past, sizeof(*m->past));
+    for (int i = 0; i < 2; i++) {
+        m->flight[i].rows = xcalloc(LOGITS_ROWS_MAX, sizeof(*m->flight[i].rows));
+        m->flight[i].past = xcalloc(m->max_past, sizeof(*m->flight[i].past));
+    }
     return 0;
 }
 
@@ -206,6 +222,7 @@ int model_load(const struct gguf *g, const struct model_want *want, void (*progr
 {
     CLEANUP(model_freep) struct model *m = xnew(struct model);
     m->want = *want;
+    m->now = &m->flight[0];
     int r = probe(g, why, &m->arch, &m->params, &m->facts);
     if (r == 0) r = check_want(want, &m->facts, why);
     if (r < 0) return r;
@@ -236,8 +253,10 @@ void model_free(struct model *m)
     if (!m) return;
     if (m->backend) m->ops->close(m->backend);
     weights_fini(&m->weights);
-    free(m->rows);
-    free(m->past);
+    for (int i = 0; i < 2; i++) {
+        free(m->flight[i].rows);
+        free(m->flight[i].past);
+    }
     free(m);
 }
 
@@ -283,12 +302,6 @@ static int check_window(const struct model *m, const struct window *w)
     if (row != w->n_rows || row == 0) return -EINVAL;
     return !is_first(m) && !w->in && !w->in_inbox ? -EINVAL : 0;
 }
-
-/* Rows with logits, collected until the backend's head_rows are there, or what their penalties look
- * back to is max_past. */
-struct wanted {
-    uint32_t n, n_past, row[LOGITS_ROWS_MAX], lane[LOGITS_ROWS_MAX];
-};
 
 static bool is_sampled(const struct window_lane *l, uint32_t row)
 {
@@ -342,62 +355,104 @@ static struct sampler_row row_of(struct model *m, const struct window *w,
     };
 }
 
-static void row_done(struct model *m, struct window *w, const struct wanted *want, uint32_t i)
+static void row_done(struct model *m, const struct flight *f, uint32_t i)
 {
-    uint32_t lane = want->lane[i];
-    struct window_lane *l = &w->lanes[lane];
-    if (is_sampled(l, want->row[i])) l->token = m->rows[i].token;
+    const struct window *w = f->w;
+    uint32_t lane = f->want.lane[i], row = f->want.row[i];
+    if (is_sampled(&w->lanes[lane], row)) w->lanes[lane].token = f->rows[i].token;
     if (!w->on_logits) return;
     const float *logits = m->ops->row(m->backend, m->buf.logits, i);
-    w->on_logits(w->on_logits_arg, lane, want->row[i], logits, m->facts.n_vocab);
+    w->on_logits(w->on_logits_arg, lane, row, logits, m->facts.n_vocab);
 }
 
-static int head_flush(struct model *m, const struct arch_pass *p, struct window *w,
-                      struct wanted *want)
+/* Enqueues what is asked of the rows collected so far. */
+static void head_enqueue(struct model *m, const struct arch_pass *p)
 {
-    if (want->n == 0) return 0;
-    uint32_t *past = m->past;
+    struct flight *f = m->now;
+    const struct wanted *want = &f->want;
+    uint32_t *past = f->past;
     for (uint32_t i = 0; i < want->n; i++) {
-        m->rows[i] = row_of(m, w, &w->lanes[want->lane[i]], want->row[i], past);
-        past += m->rows[i].past.n;
+        f->rows[i] = row_of(m, f->w, &f->w->lanes[want->lane[i]], want->row[i], past);
+        past += f->rows[i].past.n;
     }
+    if (want->n == 0) return;
     m->ops->pick(m->backend, m->buf.head, m->buf.x, want->row, want->n);
     m->arch->head_forward(p);
-    m->ops->sample(m->backend, m->buf.logits, m->rows);
+    m->ops->sample(m->backend, m->buf.logits, f->rows);
+}
+
+static int head_wait(struct model *m, struct flight *f)
+{
     int r = m->ops->sync(m->backend);
-    for (uint32_t i = 0; i < want->n && r == 0; i++)
-        row_done(m, w, want, i);
-    want->n = want->n_past = 0;
+    for (uint32_t i = 0; i < f->want.n && r == 0; i++)
+        row_done(m, f, i);
+    f->want.n = f->want.n_past = 0;
     return r;
 }
 
-/* Logits of the wanted rows, in row order; the layers may still be enqueued. */
-static int head(struct model *m, const struct arch_pass *p, struct window *w)
+static uint32_t head_rows(const struct model *m)
 {
-    struct wanted want = {0};
-    uint32_t room = min_u32(m->ops->head_rows, m->want.max_rows);
-    assert(room <= LOGITS_ROWS_MAX);
+    return min_u32(m->ops->head_rows, m->want.max_rows);
+}
+
+/* Logits of the wanted rows, in row order; the layers may still be enqueued. The last of them are
+ * enqueued and not waited for. */
+static int head(struct model *m, const struct arch_pass *p)
+{
+    struct wanted *want = &m->now->want;
+    const struct window *w = m->now->w;
+    assert(head_rows(m) <= LOGITS_ROWS_MAX);
     for (uint32_t i = 0; i < w->n_lanes; i++) {
         const struct window_lane *l = &w->lanes[i];
         if (l->want == WINDOW_NONE) continue;
         for (uint32_t r = l->want == WINDOW_ALL ? 0 : l->n_rows - 1; r < l->n_rows; r++) {
             uint32_t back = looks_back(w, l, l->first_row + r);
-            bool full = want.n == room || back > m->max_past - want.n_past;
-            int e = full ? head_flush(m, p, w, &want) : 0;
+            bool full = want->n == head_rows(m) || back > m->max_past - want->n_past;
+            if (full) head_enqueue(m, p);
+            int e = full ? head_wait(m, m->now) : 0;
             if (e < 0) return e;
-            want.row[want.n] = l->first_row + r;
-            want.lane[want.n++] = i;
-            want.n_past += back;
+            want->row[want->n] = l->first_row + r;
+            want->lane[want->n++] = i;
+            want->n_past += back;
         }
     }
-    int r = head_flush(m, p, w, &want);
-    return r < 0 ? r : m->ops->sync(m->backend);
+    head_enqueue(m, p);
+    return 0;
 }
 
-int model_run(struct model *m, struct window *w)
+/* Whether nothing of a window is left to be done when the device has done what is enqueued at
+ * first: it has one stage, its logits are made at one time, and the host sees none of them. */
+static bool flies(const struct model *m, const struct window *w)
 {
-    int r = check_window(m, w);
-    if (r < 0) return r;
+    uint64_t n_past = 0;
+    if (!is_first(m) || !is_last(m) || w->on_logits || w->n_lanes > head_rows(m)) return false;
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        const struct window_lane *l = &w->lanes[i];
+        if (l->want == WINDOW_ALL) return false;
+        n_past += looks_back(w, l, l->first_row + l->n_rows - 1);
+    }
+    return n_past <= m->max_past;
+}
+
+/* Where the lanes that are fed find their tokens: in the sample of the window before. */
+static int find_fed(const struct model *m, const struct window *w)
+{
+    const struct flight *before = &m->flight[m->now == &m->flight[0]];
+    if (!is_first(m)) return 0; /* it sees no tokens */
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        struct window_lane *l = &w->lanes[i];
+        uint32_t k = 0, n = before->want.n;
+        if (!l->fed_from) continue;
+        while (k < n && before->want.lane[k] != l->fed_from - 1)
+            k++;
+        if (m->n_flying != 1 || k == n || l->n_rows != 1) return -EINVAL;
+        l->fed_row = k;
+    }
+    return 0;
+}
+
+static int enqueue(struct model *m, struct window *w)
+{
     struct arch_pass p = {
         .ops = m->ops,
         .backend = m->backend,
@@ -414,12 +469,45 @@ int model_run(struct model *m, struct window *w)
     else
         m->ops->load(m->backend, m->buf.x, w->in);
     m->arch->layers_forward(&p);
-    if (is_last(m)) return head(m, &p, w);
+    if (is_last(m)) return head(m, &p);
     if (w->out_inbox)
         m->ops->give(m->backend, w->slot, m->buf.x);
     else
         m->ops->store(m->backend, w->out, m->buf.x);
-    return m->ops->sync(m->backend);
+    return 0;
+}
+
+int model_start(struct model *m, struct window *w)
+{
+    assert(m->n_flying < 2);
+    int r = check_window(m, w);
+    bool may_fly = flies(m, w);
+    if (r == 0 && m->n_flying && !may_fly) return -EAGAIN;
+    m->now = &m->flight[m->n_flying == 1 && m->now == &m->flight[0]];
+    m->now->w = w;
+    m->now->want.n = m->now->want.n_past = 0;
+    if (r == 0) r = find_fed(m, w);
+    if (r == 0) r = enqueue(m, w);
+    if (r == 0 && may_fly) r = m->ops->launch(m->backend);
+    if (r < 0) return r;
+    m->n_flying += (uint32_t)r;
+    return r ? r : head_wait(m, m->now);
+}
+
+bool model_is_done(const struct model *m) { return m->ops->done(m->backend); }
+
+int model_finish(struct model *m)
+{
+    assert(m->n_flying > 0);
+    struct flight *f = m->n_flying == 2 ? &m->flight[m->now == &m->flight[0]] : m->now;
+    m->n_flying--;
+    return head_wait(m, f);
+}
+
+int model_run(struct model *m, struct window *w)
+{
+    int r = model_start(m, w);
+    return r > 0 ? model_finish(m) : r;
 }
 
 const float *model_residual(struct model *m, uint32_t i)

@@ -75,6 +75,15 @@ void model_copy_cells(struct model *m, uint32_t from_chunk, uint32_t to_chunk, u
 /* Runs one window: K/V of its rows is in the arena, out or the lanes' tokens are filled when it
  * returns 0. */
 int model_run(struct model *m, struct window *w);
+/* The same in two steps. 0: it is done. 1: the device computes it, it and what it points to must
+ * stay, and model_finish waits for it; meanwhile one more may be started, whose lanes may take
+ * tokens of this one that nobody has seen yet (window_lane.fed_from). -EAGAIN: this one can't be
+ * started before the other is finished; nothing was done. */
+int model_start(struct model *m, struct window *w);
+/* Whether the window that was started first can be finished without waiting. */
+bool model_is_done(const struct model *m);
+/* Waits for it. */
+int model_finish(struct model *m);
 
 /* For tests: the vectors behind row i of the last logits that a window made, [n_embd] each, valid
  * until the next call: what the output norm read, and what it made of it. Only float32 precision

@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -21,6 +22,7 @@
 
 #include "common/death.h"
 #include "common/log.h"
+#include "workerd/hand.h"
 #include "workerd/peer.h"
 #include "workerd/trace.h"
 
@@ -47,11 +49,9 @@ struct stage {
     struct stage_order *serving; /* NULL: no life */
     struct trace *trace;
     struct peer peer;
-    uint32_t done;         /* windows of this life that were run */
-    struct link_copy copy; /* of the window in hand */
-    struct window_lane *lanes;
-    uint64_t *tables; /* [max_lanes][table_entries] */
-    uint32_t table_entries;
+    uint32_t done, started; /* windows of this life: published, and given to the device */
+    struct hand hand[2];    /* of window n: hand[n % 2] */
+    uint64_t busy_since;    /* when the device last went on to another window, or began */
 };
 
 /* The device thread's faults are the process's end. */
@@ -74,102 +74,33 @@ static void order_free(struct stage_order *o)
 
 /* ---- one window ---- */
 
-/* Copies the lane's part of its chunk table, so that what was bounded stays bounded. */
-static void table_read(struct stage *s, uint32_t i)
-{
-    const struct link_lane *from = &s->copy.lanes[i];
-    const struct pool_map *pool = s->serving->pool;
-    uint64_t *table = s->tables + (size_t)i * s->table_entries;
-    uint32_t cells = from->pos + from->n_rows;
-    uint32_t n = min_u32((cells + pool->chunk_cells - 1) / pool->chunk_cells, s->table_entries);
-    for (uint32_t k = 0; k < n; k++)
-        table[k] = pool_map_entry(pool, from->row, k);
-    s->lanes[i].table = table;
-    s->lanes[i].n_table = n;
-}
-
-static struct sampling sampling_from(const struct link_lane *l, const struct link_bias *biases)
-{
-    return (struct sampling){
-        .temperature = l->temperature,
-        .top_p = l->top_p,
-        .min_p = l->min_p,
-        .top_k = l->top_k,
-        .seed = l->seed,
-        .biases = biases,
-        .n_biases = l->n_biases,
-        .repeat_last = l->repeat_last,
-        .repeat = l->repeat,
-        .presence = l->presence,
-        .frequency = l->frequency,
-    };
-}
-
-static void window_build(struct stage *s, struct window *w, uint32_t count)
-{
-    const struct link *l = s->serving->link;
-    const struct pool_map *pool = s->serving->pool;
-    uint32_t first_row = 0;
-    const struct link_bias *biases = s->copy.biases;
-    *w = (struct window){
-        .n_rows = s->copy.window.n_rows,
-        .n_lanes = s->copy.window.n_lanes,
-        .tokens = s->copy.tokens,
-        .lanes = s->lanes,
-        .on_logits = s->trace ? trace_logits : NULL,
-        .on_logits_arg = s->trace,
-        .cells = pool->tokens->cell,
-        .n_cells = pool->n_cells,
-        .chunk_cells = pool->chunk_cells,
-        .probs = link_probs(l, count),
-        .steps = &s->steps,
-    };
-    for (uint32_t i = 0; i < w->n_lanes; i++) {
-        const struct link_lane *from = &s->copy.lanes[i];
-        s->lanes[i] = (struct window_lane){
-            .pos = from->pos,
-            .n_rows = from->n_rows,
-            .first_row = first_row,
-            .want = from->want,
-            .sampling = sampling_from(from, biases),
-            .generated_from = from->generated_from,
-            .probs = from->probs,
-            .n_top = from->n_top,
-            .next = from->next,
-        };
-        table_read(s, i);
-        first_row += from->n_rows;
-        biases += from->n_biases;
-    }
-}
-
 /* What the window did is complete: says so, in the order that the head of this file gives. */
-static void window_publish(struct stage *s, const struct window *w, uint32_t count)
+static void window_publish(struct stage *s, const struct hand *h)
 {
     const struct link *l = s->serving->link;
     struct pool_page *page = s->serving->pool->page;
-    for (uint32_t i = 0; i < w->n_lanes; i++) {
-        const struct link_lane *from = &s->copy.lanes[i];
+    for (uint32_t i = 0; i < h->window.n_lanes; i++) {
+        const struct link_lane *from = &h->copy.lanes[i];
         shm_store_u64(&page->word[from->row], pool_word(from->lease, from->pos + from->n_rows));
     }
-    shm_store_u64(&page->drained, pool_window(l->h.life, count));
-    peer_say(&s->peer, l, count, w);
+    shm_store_u64(&page->drained, pool_window(l->h.life, h->count));
+    peer_say(&s->peer, l, h->count, &h->window);
     bool last = s->setup.stage + 1 == l->h.n_stages;
-    for (uint32_t i = 0; last && i < w->n_lanes; i++)
-        link_results(l, count)[i] = w->lanes[i].token;
-    bell_ring(link_bell(l, s->setup.stage + 1), count);
+    for (uint32_t i = 0; last && i < h->window.n_lanes; i++)
+        link_results(l, h->count)[i] = h->lanes[i].token;
+    bell_ring(link_bell(l, s->setup.stage + 1), h->count);
     /* A full counter wakes the head as well as one more would. */
     if (last && s->serving->ring >= 0) (void)!eventfd_write(s->serving->ring, 1);
 }
 
 /* Forks in this window: the beginning of the partly common chunk, before anything reads it. */
-static void window_copy(struct stage *s, const struct window *w)
+static void window_copy(struct stage *s, const struct hand *h)
 {
-    for (uint32_t i = 0; i < w->n_lanes; i++) {
-        const struct link_lane *from = &s->copy.lanes[i];
+    for (uint32_t i = 0; i < h->window.n_lanes; i++) {
+        const struct link_lane *from = &h->copy.lanes[i];
         if (!from->copy_cells) continue;
         uint32_t at = (from->pos - from->copy_cells) / s->serving->pool->chunk_cells;
-        model_copy_cells(s->model, from->copy_chunk, pool_entry_chunk(w->lanes[i].table[at]),
+        model_copy_cells(s->model, from->copy_chunk, pool_entry_chunk(h->lanes[i].table[at]),
                          from->copy_cells);
     }
 }
@@ -188,25 +119,28 @@ static bool results_wait(struct stage *s, uint32_t from)
     return true;
 }
 
-/* Stage 0 fills in the tokens that earlier windows sampled. False: it was interrupted, the window
- * is as good as not taken. */
-static bool tokens_feed(struct stage *s, uint32_t count)
+static uint32_t result_of(const struct stage *s, uint32_t count, uint32_t lane)
 {
-    const struct link *l = s->serving->link;
-    uint32_t *token = s->copy.tokens, n_vocab = model_facts(s->model)->n_vocab;
-    for (uint32_t i = 0; s->setup.stage == 0 && i < s->copy.window.n_lanes; i++) {
-        const struct link_lane *lane = &s->copy.lanes[i];
-        uint32_t from = count - lane->fed_back;
-        if (lane->fed_back) {
+    uint32_t token = link_results(s->serving->link, count)[lane];
+    if (token < model_facts(s->model)->n_vocab) return token;
+    struct why why = {0};
+    (void)why_set(&why, 0, "window %u of life %u sampled token %u, which the vocabulary lacks",
+                  count, s->serving->life, token);
+    stage_fail(&why);
+}
+
+/* Stage 0 fills in the tokens that earlier windows sampled; what the device still computes stays
+ * there. False: it was interrupted, the window is as good as not taken. */
+static bool tokens_feed(struct stage *s, struct hand *h)
+{
+    uint32_t *token = h->copy.tokens;
+    for (uint32_t i = 0; s->setup.stage == 0 && i < h->copy.window.n_lanes; i++) {
+        const struct link_lane *lane = &h->copy.lanes[i];
+        uint32_t from = h->count - lane->fed_back;
+        bool computed = from == s->started && s->started != s->done;
+        if (lane->fed_back && !computed) {
             if (!results_wait(s, from)) return false;
-            *token = link_results(l, from)[lane->fed_lane];
-            if (*token >= n_vocab) {
-                struct why why = {0};
-                (void)why_set(&why, 0,
-                              "window %u of life %u sampled token %u of a vocabulary of %u", from,
-                              l->h.life, *token, n_vocab);
-                stage_fail(&why);
-            }
+            *token = result_of(s, from, lane->fed_lane);
         }
         token += lane->n_rows;
     }
@@ -229,43 +163,73 @@ static bool next_is_there(const struct stage *s, uint32_t count)
     return true;
 }
 
-static void window_run(struct stage *s)
+__attribute__((noreturn)) static void window_fail(const struct stage *s, uint32_t count,
+                                                  const char *what, const char *text)
 {
-    uint32_t count = s->done + 1;
-    const struct link *l = s->serving->link;
+    struct why why = {0};
+    (void)why_set(&why, 0, "window %u of life %u %s: %s", count, s->serving->life, what, text);
+    stage_fail(&why);
+}
+
+static void window_take(struct stage *s, struct hand *h)
+{
+    const struct pool_map *pool = s->serving->pool;
+    struct link_limits limits = {pool->n_rows, s->setup.want.context_tokens,
+                                 model_facts(s->model)->n_vocab, pool->n_chunks, pool->chunk_cells};
+    struct why why = {0};
+    h->count = s->started + 1;
+    if (link_read(s->serving->link, h->count, &limits, &h->copy, &why) < 0)
+        window_fail(s, h->count, "is malformed", why.text);
+}
+
+static void window_done(struct stage *s, struct hand *h)
+{
     struct pool_page *page = s->serving->pool->page;
-    const struct model_facts *facts = model_facts(s->model);
-    struct link_limits limits = {s->serving->pool->n_rows, s->setup.want.context_tokens,
-                                 facts->n_vocab, s->serving->pool->n_chunks,
-                                 s->serving->pool->chunk_cells};
-    struct why why = {0}, inner = {0};
-    struct window w;
-    int r = link_read(l, count, &limits, &s->copy, &inner);
-    if (r == 0 && !tokens_feed(s, count)) return;
-    if (r == 0) window_build(s, &w, count);
-    if (r == 0) r = peer_ways(&s->peer, l, count, &w, &inner);
-    if (r < 0) {
-        (void)why_set(&why, 0, "window %u of life %u is malformed: %s", count, l->h.life,
-                      inner.text);
-        stage_fail(&why);
-    }
-    DEATH_POINT("window-taken");
-    uint64_t start = now_us();
-    window_copy(s, &w);
-    r = model_run(s->model, &w);
-    if (r < 0) {
-        (void)why_set(&why, 0, "window %u of life %u failed on the device: %s", count, l->h.life,
-                      strerror(-r));
-        stage_fail(&why);
-    }
-    shm_store_u64(&page->busy_us, page->busy_us + (now_us() - start));
+    uint64_t now = now_us();
+    shm_store_u64(&page->busy_us, page->busy_us + (now - s->busy_since));
     shm_store_u64(&page->windows, page->windows + 1);
+    s->busy_since = now;
     /* Looked at while this window is still in hand, so that the count depends on what was in flight
      * and not on how fast threads wake. */
-    if (!next_is_there(s, count)) shm_store_u64(&page->bubbles, page->bubbles + 1);
-    if (s->trace) trace_window(s->trace, &w, s->copy.lanes);
-    window_publish(s, &w, count);
-    s->done = count;
+    if (!next_is_there(s, h->count)) shm_store_u64(&page->bubbles, page->bubbles + 1);
+    if (s->trace) trace_window(s->trace, &h->window, h->copy.lanes);
+    window_publish(s, h);
+    s->done = h->count;
+}
+
+/* Gives the next window to the device, behind one that is there or alone. It may be done then. */
+static void window_start(struct stage *s)
+{
+    bool alone = s->started == s->done;
+    struct hand *h = &s->hand[(s->started + 1) % 2];
+    window_take(s, h);
+    if (!alone && hand_has_copies(h))
+        return; /* by the host, which may not touch what is being read */
+    if (!tokens_feed(s, h)) return;
+    hand_build(h, s->serving->link, s->serving->pool);
+    h->window.on_logits = s->trace ? trace_logits : NULL;
+    h->window.on_logits_arg = s->trace;
+    h->window.steps = &s->steps;
+    struct why why = {0};
+    if (peer_ways(&s->peer, s->serving->link, h->count, &h->window, &why) < 0)
+        window_fail(s, h->count, "is malformed", why.text);
+    DEATH_POINT("window-taken");
+    if (alone) s->busy_since = now_us();
+    window_copy(s, h);
+    int r = model_start(s->model, &h->window);
+    if (r == -EAGAIN && !alone) return;
+    if (r < 0) window_fail(s, h->count, "failed on the device", strerror(-r));
+    s->started = h->count;
+    if (r == 0) window_done(s, h);
+}
+
+/* Waits for the window that the device has had for longest. */
+static void window_finish(struct stage *s)
+{
+    struct hand *h = &s->hand[(s->done + 1) % 2];
+    int r = model_finish(s->model);
+    if (r < 0) window_fail(s, h->count, "failed on the device", strerror(-r));
+    window_done(s, h);
 }
 
 /* ---- lives ---- */
@@ -273,23 +237,6 @@ static void window_run(struct stage *s)
 static void drained_raise(struct pool_page *page, uint64_t window)
 {
     if (page->drained < window) shm_store_u64(&page->drained, window);
-}
-
-/* Buffers of one window, for the sizes that the model was loaded for. */
-static void buffers_size(struct stage *s, uint32_t table_entries)
-{
-    const struct model_want *want = &s->setup.want;
-    if (!s->lanes) {
-        s->lanes = xcalloc(want->max_lanes, sizeof(*s->lanes));
-        s->copy.lanes = xcalloc(want->max_lanes, sizeof(*s->copy.lanes));
-        s->copy.tokens = xcalloc(want->max_rows, sizeof(*s->copy.tokens));
-        s->copy.biases =
-            xcalloc((size_t)want->max_lanes * LINK_BIASES_MAX, sizeof(*s->copy.biases));
-    }
-    if (s->table_entries == table_entries) return;
-    free(s->tables);
-    s->tables = xcalloc((size_t)want->max_lanes * table_entries, sizeof(*s->tables));
-    s->table_entries = table_entries;
 }
 
 /* To the loop thread, which looks at it when there is news. */
@@ -314,6 +261,8 @@ static void way_look(struct stage *s)
 /* Lets go of the life that was served and takes up the order's. False: the thread is to end. */
 static bool order_adopt(struct stage *s, struct stage_order *o)
 {
+    while (s->started != s->done)
+        window_finish(s);
     struct stage_order *old = TAKE(s->serving);
     if (old) {
         peer_end(&s->peer, s->model);
@@ -326,8 +275,9 @@ static bool order_adopt(struct stage *s, struct stage_order *o)
     if (o->link) {
         struct why why = {0};
         if (model_use_arena(s->model, o->pool->arena, &why) < 0) stage_fail(&why);
-        buffers_size(s, o->pool->table_entries);
-        s->done = 0;
+        for (size_t i = 0; i < ARRAY_LEN(s->hand); i++)
+            hand_size(&s->hand[i], &s->setup.want, o->pool->table_entries);
+        s->done = s->started = 0;
         peer_begin(&s->peer, s->model, o->link);
         /* Nothing of an older life is in hand any more: that is what this number says. */
         drained_raise(o->pool->page, pool_window(o->life, 0));
@@ -354,11 +304,21 @@ static void order_wait(struct stage *s)
     (void)eventfd_read(s->order_fd, &n);
 }
 
+/* The device is given the next window while it has one, if that is posted by then: so it goes on
+ * from one to the other by itself. Its end is seen by no futex, so both are looked for in turn; a
+ * driver's own wait spins no less. */
 static void serve(struct stage *s)
 {
     way_look(s);
     struct link_bell *bell = link_bell(s->serving->link, s->setup.stage);
-    if (bell_wait(bell, s->done, spin_us(s), LOOK_US)) window_run(s);
+    if (s->started == s->done) {
+        if (bell_wait(bell, s->started, spin_us(s), LOOK_US)) window_start(s);
+        return;
+    }
+    while (bell_count(bell) == s->started && !model_is_done(s->model))
+        (void)sched_yield();
+    if (bell_count(bell) != s->started) window_start(s);
+    window_finish(s);
 }
 
 /* ---- the thread ---- */
@@ -480,10 +440,7 @@ void stage_free(struct stage *s)
     model_free(s->model);
     trace_free(s->trace);
     free(s->way);
-    free(s->lanes);
-    free(s->copy.lanes);
-    free(s->copy.tokens);
-    free(s->copy.biases);
-    free(s->tables);
+    for (size_t i = 0; i < ARRAY_LEN(s->hand); i++)
+        hand_fini(&s->hand[i]);
     free(s);
 }

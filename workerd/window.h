@@ -4,7 +4,7 @@
 /*
  * A window as a stage computes it: the token rows of one forward pass. Built by stage.c from the
  * link (proto/link_shm.h) after every number in it has been bounded; read by the model and the
- * backend; valid until model_run returns. Device thread only.
+ * backend; valid until it is finished. Device thread only.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,6 +30,9 @@ struct window_lane {
     uint32_t generated_from; /* position of the first generated token */
     uint32_t probs, n_top;   /* enum link_want_probs, and how many alternatives */
     uint32_t next; /* LINK_PROBS_ALL: the token after its last row, or LINK_NEXT_SAMPLED */
+    /* Not 0: its one row's token is what lane fed_from - 1 of the window before sampled, which is
+     * still being computed; fed_row, which the model fills in: as that row of its last sample. */
+    uint32_t fed_from, fed_row;
 };
 
 struct window {

@@ -4,9 +4,9 @@
  * some depth, and prompts. The K/V of the depth isn't computed but what the arena holds, zeros: the
  * time of a step does not depend on it. Prints CSV, a row as soon as it is measured. Usage:
  *     gpu_engine DEVICE MODEL KV CONTEXT KV_RESIDENT TEST...
- * TEST is prompt:TOKENS:DEPTH[:PIECE] or CHOICE:LANES:DEPTH: decode is greedy, the others' names
- * and what they ask for stand below. KV is a format as in pool.kv; KV_RESIDENT counts cells, "all"
- * or 0.
+ * TEST is prompt:TOKENS:DEPTH[:PIECE] or CHOICE:LANES:DEPTH[:fed]: decode is greedy, the others'
+ * names and what they ask for stand below; fed: each window is started while the one before is
+ * computed. KV is a format as in pool.kv; KV_RESIDENT counts cells, "all" or 0.
  */
 #include <string.h>
 
@@ -38,17 +38,23 @@ static const struct choice {
     {"probs",  {.top_p = 1},                                    LINK_PROBS_SAMPLED, LINK_TOP_MAX},
 };
 
+static struct window_lane lane_of(struct rig *r, struct rig_chat *c, const struct choice *choice,
+                                  uint32_t seed)
+{
+    struct window_lane l = rig_lane(r, c, 1, WINDOW_LAST);
+    l.sampling = choice->sampling;
+    l.sampling.seed = seed;
+    l.probs = choice->probs;
+    l.n_top = choice->n_top;
+    return l;
+}
+
 static void step(struct rig *r, struct rig_chat **c, uint32_t lanes, const struct choice *choice,
                  uint32_t *next)
 {
     struct window_lane l[LANES_MAX];
-    for (uint32_t i = 0; i < lanes; i++) {
-        l[i] = rig_lane(r, c[i], 1, WINDOW_LAST);
-        l[i].sampling = choice->sampling;
-        l[i].sampling.seed = i;
-        l[i].probs = choice->probs;
-        l[i].n_top = choice->n_top;
-    }
+    for (uint32_t i = 0; i < lanes; i++)
+        l[i] = lane_of(r, c[i], choice, i);
     rig_run(r, l, lanes, next, NULL, NULL);
     for (uint32_t i = 0; i < lanes; i++)
         next[i] = l[i].token;
@@ -64,23 +70,62 @@ static const struct choice *choice_of(const char *test, unsigned *lanes, unsigne
     return NULL;
 }
 
-static void bench_decode(struct rig *r, const struct choice *choice, uint32_t lanes, uint32_t depth)
+/* Windows that begin with what the device has just chosen: `n` of them, or fewer when the time is
+ * up. */
+static uint32_t steps_fed(struct rig *r, struct rig_chat **c, uint32_t lanes,
+                          const struct choice *choice, uint32_t *next, uint32_t n)
+{
+    struct window w[2];
+    struct window_lane l[2][LANES_MAX];
+    double end = rig_seconds() + BUDGET_S;
+    bool flying = false;
+    uint32_t i = 0;
+    for (; i < n && rig_seconds() < end; i++) {
+        struct window_lane *now = l[i % 2], *before = l[(i + 1) % 2];
+        for (uint32_t k = 0; k < lanes; k++) {
+            if (i > 0 && !flying) next[k] = before[k].token;
+            now[k] = lane_of(r, c[k], choice, k);
+            now[k].fed_from = flying ? k + 1 : 0;
+        }
+        int s = rig_start(r, &w[i % 2], now, lanes, next);
+        if (flying) rig_finish(r);
+        flying = s > 0;
+    }
+    if (flying) rig_finish(r);
+    for (uint32_t k = 0; k < lanes; k++)
+        next[k] = l[(i + 1) % 2][k].token;
+    return i;
+}
+
+static uint32_t steps_in_turn(struct rig *r, struct rig_chat **c, uint32_t lanes,
+                              const struct choice *choice, uint32_t *next, uint32_t n)
+{
+    double end = rig_seconds() + BUDGET_S;
+    uint32_t i = 0;
+    for (; i < n && rig_seconds() < end; i++)
+        step(r, c, lanes, choice, next);
+    return i;
+}
+
+static void bench_decode(struct rig *r, const struct choice *choice, bool fed, uint32_t lanes,
+                         uint32_t depth)
 {
     struct rig_chat *c[LANES_MAX];
-    uint32_t next[LANES_MAX], n = 0;
+    uint32_t next[LANES_MAX];
     for (uint32_t i = 0; i < lanes; i++) {
         c[i] = rig_chat_new(r);
         next[i] = 100 + i;
         rig_reserve(r, c[i], depth + WARM_UP + STEPS);
         c[i]->n_cells = depth;
     }
-    for (uint32_t i = 0; i < WARM_UP; i++)
-        step(r, c, lanes, choice, next);
-    double t = rig_seconds(), end = t;
-    for (; n < STEPS && end - t < BUDGET_S; n++, end = rig_seconds())
-        step(r, c, lanes, choice, next);
-    printf("\"%s\",%s,%u,%u,%.3f,%.1f\n", device_name, choice->test, lanes, depth,
-           (end - t) / n * 1e3, n * lanes / (end - t));
+    uint32_t (*run)(struct rig *, struct rig_chat **, uint32_t, const struct choice *, uint32_t *,
+                    uint32_t) = fed ? steps_fed : steps_in_turn;
+    (void)run(r, c, lanes, choice, next, WARM_UP);
+    double t = rig_seconds();
+    uint32_t n = run(r, c, lanes, choice, next, STEPS);
+    double end = rig_seconds();
+    printf("\"%s\",%s%s,%u,%u,%.3f,%.1f\n", device_name, choice->test, fed ? " fed" : "", lanes,
+           depth, (end - t) / n * 1e3, n * lanes / (end - t));
     (void)fflush(stdout);
     for (uint32_t i = 0; i < lanes; i++)
         rig_chat_free(c[i]);
@@ -165,7 +210,7 @@ int main(int argc, char **argv)
         unsigned n = 0, depth = 0, piece = PIECE;
         const struct choice *choice = choice_of(argv[i], &n, &depth);
         if (choice && n >= 1 && n <= LANES_MAX)
-            bench_decode(r, choice, n, depth);
+            bench_decode(r, choice, strstr(argv[i], ":fed") != NULL, n, depth);
         else if (sscanf(argv[i], "prompt:%u:%u:%u", &n, &depth, &piece) >= 2 && n >= 1 &&
                  piece >= 1 && piece <= PIECE_MOST)
             bench_prompt(r, n, depth, piece);

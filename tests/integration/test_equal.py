@@ -26,12 +26,13 @@ def words(n, seed):
 
 
 def crowd_chats():
-    """(content, fields) of eight chats that differ from their first word on."""
+    """(content, fields) of eight chats that differ from their first word on. Every other one ends where
+    its model ends it, the others go on until the last one's prompt is read."""
     chats = []
     for i, n in enumerate(CROWD_WORDS):
         fields = {"max_tokens": 300, "temperature": 0}
         if i % 2:
-            fields.update(temperature=0.9, top_p=0.95, top_k=50, seed=1000 + i)
+            fields.update(temperature=0.9, top_p=0.95, top_k=50, seed=1000 + i, ignore_eos=True)
         chats.append((f"{i} {words(n, i)}", fields))
     return chats
 

@@ -230,14 +230,33 @@ struct window_lane rig_lane(struct rig *r, struct rig_chat *c, uint32_t n_rows, 
     return l;
 }
 
-void rig_run(struct rig *r, struct window_lane *lanes, uint32_t n_lanes, const uint32_t *tokens,
-             void (*on_logits)(void *, uint32_t, uint32_t, const float *, uint32_t), void *arg)
+static struct window window_of(const struct rig *r, struct window_lane *lanes, uint32_t n_lanes,
+                               const uint32_t *tokens)
 {
     struct window w = {.n_lanes = n_lanes, .tokens = tokens, .lanes = lanes, .probs = r->probs};
     for (uint32_t i = 0; i < n_lanes; i++) {
         lanes[i].first_row = w.n_rows;
         w.n_rows += lanes[i].n_rows;
     }
+    return w;
+}
+
+int rig_start(struct rig *r, struct window *w, struct window_lane *lanes, uint32_t n_lanes,
+              const uint32_t *tokens)
+{
+    *w = window_of(r, lanes, n_lanes, tokens);
+    return model_start(r->stage[0], w);
+}
+
+void rig_finish(struct rig *r)
+{
+    if (model_finish(r->stage[0]) < 0) die("model_finish failed", NULL);
+}
+
+void rig_run(struct rig *r, struct window_lane *lanes, uint32_t n_lanes, const uint32_t *tokens,
+             void (*on_logits)(void *, uint32_t, uint32_t, const float *, uint32_t), void *arg)
+{
+    struct window w = window_of(r, lanes, n_lanes, tokens);
     for (uint32_t s = 0; s < r->n_stages; s++) {
         bool last = s + 1 == r->n_stages;
         w.in = s ? r->link[s - 1] : NULL;

@@ -70,6 +70,12 @@ struct window_lane rig_lane(struct rig *r, struct rig_chat *c, uint32_t n_rows, 
 /* Runs a window through all stages. first_row of the lanes is filled in here. */
 void rig_run(struct rig *r, struct window_lane *lanes, uint32_t n_lanes, const uint32_t *tokens,
              void (*on_logits)(void *, uint32_t, uint32_t, const float *, uint32_t), void *arg);
+/* One stage: starts a window, which stays with its lanes and tokens until it is done: what
+ * model_start returns. */
+int rig_start(struct rig *r, struct window *w, struct window_lane *lanes, uint32_t n_lanes,
+              const uint32_t *tokens);
+/* Waits for the one that was started first. */
+void rig_finish(struct rig *r);
 /* Reads n tokens in pieces of at most `piece` rows; returns the greedy next one. want: of the rows.
  */
 uint32_t rig_read(struct rig *r, struct rig_chat *c, const uint32_t *tokens, uint32_t n,

@@ -343,6 +343,19 @@ static void cpu_give(struct backend *b, uint32_t slot, const struct backend_buff
     assert(false);
 }
 
+/* The device thread is one of those that compute. */
+static int cpu_launch(struct backend *b)
+{
+    (void)b;
+    return 0;
+}
+
+static bool cpu_done(struct backend *b)
+{
+    (void)b;
+    return true;
+}
+
 const struct backend_ops cpu_backend = {
     .name = "cpu",
     .arithmetic = "cpu-1", /* the variants give the same bits, so none is named */
@@ -373,6 +386,8 @@ const struct backend_ops cpu_backend = {
     .pick = cpu_pick,
     .matmul = cpu_matmul,
     .sample = cpu_sample,
+    .launch = cpu_launch,
+    .done = cpu_done,
     .sync = cpu_sync,
     .row = cpu_row,
 };

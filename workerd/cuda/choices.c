@@ -19,7 +19,6 @@ int cuda_choices_new(struct backend *b)
     if (w->n_vocab == 0) return 0;
     b->max_words = (uint32_t)rows * LINK_BIASES_MAX * 2 + w->max_past;
     uint64_t bytes = CUDA_PICKS * sizeof(*c->choices) + b->max_words * sizeof(*c->words);
-    b->host_choices = cuda_get_pinned(b, bytes);
     c->choices = cuda_get(b, bytes);
     c->words = (const uint32_t *)(c->choices + CUDA_PICKS);
     c->adjusted = cuda_get(b, rows * w->n_vocab * sizeof(*c->adjusted));
@@ -29,12 +28,17 @@ int cuda_choices_new(struct backend *b)
     c->listed = cuda_get(b, n * sizeof(*c->listed));
     c->list = cuda_get(b, n * CUDA_LIST * sizeof(*c->list));
     c->token = cuda_get(b, CUDA_PICKS * sizeof(*c->token));
-    c->host_token = cuda_get_pinned(b, CUDA_PICKS * sizeof(*c->host_token));
-    c->probs = cuda_get_pinned(b, CUDA_PICKS * sizeof(*c->probs));
     c->n_vocab = w->n_vocab;
     c->overlaps = b->overlaps;
-    return b->host_choices && c->choices && c->adjusted && c->extremes && c->sums && c->bins &&
-                   c->listed && c->list && c->token && c->host_token && c->probs
+    for (int i = 0; i < 2; i++) {
+        struct cuda_flight *f = &b->flight[i];
+        f->choices = cuda_get_pinned(b, bytes);
+        f->tokens = cuda_get_pinned(b, CUDA_PICKS * sizeof(*f->tokens));
+        f->probs = cuda_get_pinned(b, CUDA_PICKS * sizeof(*f->probs));
+        if (!f->choices || !f->tokens || !f->probs) return -ENOMEM;
+    }
+    return c->choices && c->adjusted && c->extremes && c->sums && c->bins && c->listed && c->list &&
+                   c->token
                ? 0
                : -ENOMEM;
 }
@@ -70,8 +74,8 @@ static struct cuda_choice choice_of(const struct sampler_row *r)
 static uint32_t choice_add(struct backend *b, const struct sampler_row *r, uint32_t i,
                            uint32_t n_words)
 {
-    uint32_t *words = (uint32_t *)(b->host_choices + CUDA_PICKS);
-    struct cuda_choice *c = &b->host_choices[i];
+    uint32_t *words = (uint32_t *)(b->now->choices + CUDA_PICKS);
+    struct cuda_choice *c = &b->now->choices[i];
     *c = choice_of(r);
     if ((uint64_t)n_words + 2 * (uint64_t)c->n_biases + c->n_past > b->max_words) {
         b->refused = -E2BIG;
@@ -90,25 +94,25 @@ bool cuda_choices_up(struct backend *b, struct sampler_row *rows, uint32_t n)
 {
     bool greedy = true;
     uint32_t n_words = 0;
-    b->sampled = rows;
-    b->n_sampled = n;
+    b->now->sampled = rows;
+    b->now->n_sampled = n;
     if (n > CUDA_PICKS) b->refused = -EINVAL;
     for (uint32_t i = 0; i < n && greedy; i++)
         greedy = sampler_is_greedy(&rows[i]);
     if (greedy || b->refused) return greedy;
     for (uint32_t i = 0; i < n; i++)
         n_words = choice_add(b, &rows[i], i, n_words);
-    (void)cuda_ok(b, cudaMemcpyAsync((void *)b->choices.choices, b->host_choices,
-                                     CUDA_PICKS * sizeof(*b->host_choices) + n_words * 4ull,
+    (void)cuda_ok(b, cudaMemcpyAsync((void *)b->choices.choices, b->now->choices,
+                                     CUDA_PICKS * sizeof(*b->now->choices) + n_words * 4ull,
                                      cudaMemcpyHostToDevice, b->stream));
     return false;
 }
 
-void cuda_choices_read(struct backend *b)
+void cuda_choices_read(const struct cuda_flight *f)
 {
-    for (uint32_t i = 0; i < b->n_sampled; i++) {
-        struct sampler_row *r = &b->sampled[i];
-        if (r->sampling) r->token = b->choices.host_token[i];
-        if (r->probs) *r->probs = b->choices.probs[i];
+    for (uint32_t i = 0; i < f->n_sampled; i++) {
+        struct sampler_row *r = &f->sampled[i];
+        if (r->sampling) r->token = f->tokens[i];
+        if (r->probs) *r->probs = f->probs[i];
     }
 }

@@ -105,6 +105,7 @@ static void cuda_close(struct backend *b)
     cuda_peer_close(b);
     cuda_arena_release(b);
     cuda_upload_free(b);
+    cuda_window_free(b);
     cuda_memory_free(b->memory);
     if (b->stream) (void)cudaStreamDestroy(b->stream);
     free(b->run);
@@ -230,6 +231,8 @@ const struct backend_ops cuda_backend = {
     .pick = cuda_pick,
     .matmul = cuda_matmul,
     .sample = cuda_sample,
+    .launch = cuda_launch,
+    .done = cuda_done,
     .sync = cuda_sync,
     .row = cuda_row,
 };

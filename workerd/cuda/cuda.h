@@ -54,6 +54,22 @@ struct cuda_resident {
     int32_t *slot_of; /* [chunk] */
 };
 
+/* Of one window, until it is done: what is copied to the device when its turn comes, and what sync
+ * gives out. All pinned. */
+struct cuda_flight {
+    struct cuda_row *rows;
+    struct cuda_entry *tables;
+    uint32_t *picks;
+    struct cuda_span *spans;
+    uint32_t *listed;
+    struct cuda_choice *choices; /* the words follow them, as on the device */
+    uint32_t *tokens;            /* [CUDA_PICKS]: answers of its sample, with */
+    struct link_probs *probs;
+    cudaEvent_t done;
+    struct sampler_row *sampled; /* [n_sampled] */
+    uint32_t n_sampled;
+};
+
 struct cuda_list;
 struct cuda_upload;
 
@@ -70,18 +86,22 @@ struct backend {
     uint64_t wanted;            /* bytes of what found no memory last */
     struct cuda_upload *upload; /* while weights come */
 
-    /* The window: pinned copies, and the fixed addresses that the kernels read. */
-    struct cuda_row *host_rows, *rows;
-    struct cuda_entry *host_tables, *tables;
-    uint32_t *host_picks, *picks;
+    /* The window, at the fixed addresses that the kernels read; and two on their way there: one is
+     * being computed while the next is enqueued behind it. */
+    struct cuda_flight flight[2],
+        *now;          /* now: of the last begin; always the first, when none flies */
+    uint32_t n_flying; /* started, not waited for */
+    struct cuda_row *rows;
+    struct cuda_entry *tables;
+    uint32_t *picks;
     double *rope_freq;
     float *rope, *host_activations, *host_row;
     uint32_t row_values;      /* room of host_row */
     uint32_t n_rows, longest; /* longest: cells that the longest row reads that isn't in a span */
     uint64_t window;
     /* Windows that are no graph: rows of a lane together, and the rows beside. */
-    struct cuda_span *host_spans, *spans;
-    uint32_t *host_listed, *listed, n_spans, n_listed;
+    struct cuda_span *spans;
+    uint32_t *listed, n_spans, n_listed;
 
     /* The arena. */
     struct pool_arena *arena;
@@ -102,14 +122,10 @@ struct backend {
     float *part_ml, *part_o;   /* partial sums of attention */
     uint64_t part_rows_splits; /* rows x splits that fit */
     struct cuda_list *list;
-    float *store_to;       /* where the list's store goes on the host */
-    uint32_t store_values; /* float32 */
-    /* Of the list's sample. */
-    struct cuda_sample choices;       /* the fixed addresses that its kernels read and write */
-    struct cuda_choice *host_choices; /* pinned; the words follow the choices, as on the device */
-    uint32_t max_words;
-    struct sampler_row *sampled; /* [n_sampled] */
-    uint32_t n_sampled;
+    float *store_to;            /* where the list's store goes on the host */
+    uint32_t store_values;      /* float32 */
+    struct cuda_sample choices; /* the fixed addresses that the list's sample reads and writes */
+    uint32_t max_words;         /* behind the choices, on the device and in a flight */
 
     /* Activations between cards (inbox.c). The peer's memory is another process's. */
     uint8_t *inbox, *peer; /* NULL: none */
@@ -140,6 +156,7 @@ void cuda_upload_free(struct backend *b);
 
 /* window.c */
 int cuda_window_new(struct backend *b);
+void cuda_window_free(struct backend *b);
 int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_layer,
                    struct why *why);
 void cuda_arena_release(struct backend *b);
@@ -151,7 +168,7 @@ struct cuda_kv cuda_kv_of(const struct backend *b, uint32_t layer);
  * largest logit of each row. */
 int cuda_choices_new(struct backend *b);
 bool cuda_choices_up(struct backend *b, struct sampler_row *rows, uint32_t n);
-void cuda_choices_read(struct backend *b);
+void cuda_choices_read(const struct cuda_flight *f);
 
 /* inbox.c: what backend.h says, and the window's copy into the peer's memory, once its list is on
  * the stream. */
@@ -194,6 +211,8 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
 void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
                  const struct backend_weight *w);
 void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows);
+int cuda_launch(struct backend *b);
+bool cuda_done(struct backend *b);
 int cuda_sync(struct backend *b);
 
 /* Cells whose attention is summed by itself. */

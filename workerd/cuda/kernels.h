@@ -66,8 +66,10 @@ struct cuda_rows {
 
 /* A token row of the window. */
 struct cuda_row {
-    uint32_t token, pos, lane, pad_;
+    uint32_t token; /* or CUDA_TOKEN_FED | a row of the last sample */
+    uint32_t pos, lane, pad_;
 };
+#define CUDA_TOKEN_FED UINT32_C(0x80000000)
 
 /* An entry of a lane's table: where the chunk is in host memory, and its place in GPU memory or
  * CUDA_NOT_RESIDENT. */
@@ -141,7 +143,8 @@ struct cuda_keep { /* K and V of the window's rows from fresh to their cells */
 
 struct cuda_lookup {
     const struct cuda_row *rows;
-    const void *table; /* ggml's blocks, as in the file */
+    const uint32_t *chosen; /* of the last sample */
+    const void *table;      /* ggml's blocks, as in the file */
     uint32_t type, n_out, n_rows;
     struct cuda_rows y;
 };

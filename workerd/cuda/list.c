@@ -5,6 +5,7 @@
  * them can have, as a power of two. So a list whose entries are those of an earlier one is that
  * list's graph.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -12,7 +13,8 @@
 #include "workerd/cuda/cuda.h"
 
 enum {
-    GRAPHS_MAX = 48,   /* shapes that are kept: row counts in use times a few lengths */
+    GRAPHS_MAX =
+        96, /* shapes that are kept: row counts in use times a few lengths, times two flights */
     CAPTURE_AFTER = 2, /* launches of a shape before it is worth a graph */
 };
 
@@ -199,20 +201,50 @@ static void list_launch(struct backend *b)
     if (b->failed == cudaSuccess) (void)cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
 }
 
-int cuda_sync(struct backend *b)
+static int outcome(const struct backend *b)
+{
+    if (b->failed != cudaSuccess) log_error("%s: %s", b->name, cudaGetErrorString(b->failed));
+    return b->refused ? b->refused : b->failed != cudaSuccess ? -EIO : 0;
+}
+
+int cuda_launch(struct backend *b)
 {
     if (b->list->n_ops > 0 && !b->refused && b->failed == cudaSuccess) list_launch(b);
-    cuda_give_launch(b);
-    (void)cuda_ok(b, cudaStreamSynchronize(b->stream));
-    bool good = !b->refused && b->failed == cudaSuccess;
-    if (b->failed != cudaSuccess) log_error("%s: %s", b->name, cudaGetErrorString(b->failed));
-    if (good && b->store_to)
-        memcpy(b->store_to, b->host_activations, b->store_values * sizeof(float));
-    if (good) cuda_choices_read(b);
-    b->store_to = NULL;
-    b->n_sampled = 0;
     b->list->n_ops = 0;
-    return good ? 0 : b->refused ? b->refused : -EIO;
+    cuda_give_launch(b);
+    (void)cuda_ok(b, cudaEventRecord(b->now->done, b->stream));
+    int r = outcome(b);
+    if (r < 0) return r;
+    b->n_flying++;
+    return 1;
+}
+
+/* The one before the last begun, when both are on their way. */
+static struct cuda_flight *first_flying(struct backend *b)
+{
+    return b->n_flying == 2 ? &b->flight[b->now == &b->flight[0]] : b->now;
+}
+
+bool cuda_done(struct backend *b)
+{
+    return b->n_flying == 0 || cudaEventQuery(first_flying(b)->done) != cudaErrorNotReady;
+}
+
+int cuda_sync(struct backend *b)
+{
+    assert(b->n_flying == 0 || b->list->n_ops == 0);
+    int r = b->n_flying == 0 ? cuda_launch(b) : 0;
+    if (r < 0) return r;
+    struct cuda_flight *f = first_flying(b);
+    (void)cuda_ok(b, cudaEventSynchronize(f->done));
+    b->n_flying--;
+    r = outcome(b);
+    if (r == 0 && b->store_to)
+        memcpy(b->store_to, b->host_activations, b->store_values * sizeof(float));
+    if (r == 0) cuda_choices_read(f);
+    b->store_to = NULL;
+    f->n_sampled = 0;
+    return r;
 }
 
 /* ---- operations ---- */
@@ -257,6 +289,7 @@ void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backen
     cuda_turn_add(b);
     struct cuda_lookup *a = &op_add(b, OP_LOOKUP)->lookup;
     a->rows = b->rows;
+    a->chosen = b->choices.token;
     a->table = table->m.codes;
     a->type = table->type;
     a->n_out = table->m.n_out;
@@ -457,8 +490,8 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
 {
     if (n > CUDA_PICKS) b->refused = -EINVAL;
     if (b->refused) return;
-    memcpy(b->host_picks, rows, n * sizeof(*rows));
-    (void)cuda_ok(b, cudaMemcpyAsync(b->picks, b->host_picks, n * sizeof(*rows),
+    memcpy(b->now->picks, rows, n * sizeof(*rows));
+    (void)cuda_ok(b, cudaMemcpyAsync(b->picks, b->now->picks, n * sizeof(*rows),
                                      cudaMemcpyHostToDevice, b->stream));
     struct cuda_pick *a = &op_add(b, OP_PICK)->pick;
     a->x = x->rows;

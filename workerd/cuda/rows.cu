@@ -100,7 +100,9 @@ __device__ __forceinline__ uint64_t row_bytes(uint32_t type, uint32_t n)
 
 __global__ void __launch_bounds__(ROW_THREADS) lookup(const cuda_lookup a)
 {
-    uint64_t token = min(a.rows[blockIdx.x].token, a.n_out - 1);
+    uint32_t id = a.rows[blockIdx.x].token;
+    if (id & CUDA_TOKEN_FED) id = a.chosen[id & ~CUDA_TOKEN_FED];
+    uint64_t token = min(id, a.n_out - 1);
     const uint8_t *row = (const uint8_t *)a.table + token * row_bytes(a.type, a.y.width);
     for (uint32_t i = threadIdx.x; i < a.y.width; i += ROW_THREADS)
         a.y.f[(uint64_t)blockIdx.x * a.y.width + i] = value_of(a.type, row, i);

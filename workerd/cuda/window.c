@@ -3,6 +3,7 @@
  * The arena as the device sees it, and a window's rows and chunk tables at their fixed addresses.
  * The tables lie in memory that another process writes: each entry is read once and bounded here.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -12,25 +13,44 @@
 
 enum { PAGE_BYTES = 4096 }; /* what is registered begins and ends on these */
 
+static int flight_new(struct backend *b, struct cuda_flight *f)
+{
+    uint64_t rows = b->want.max_rows;
+    f->rows = cuda_get_pinned(b, rows * sizeof(*f->rows));
+    f->spans = cuda_get_pinned(b, rows * sizeof(*f->spans));
+    f->listed = cuda_get_pinned(b, rows * sizeof(*f->listed));
+    f->picks = cuda_get_pinned(b, CUDA_PICKS * sizeof(*f->picks));
+    if (!f->rows || !f->spans || !f->listed || !f->picks) return -ENOMEM;
+    cudaError_t e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
+    return e == cudaSuccess ? 0 : -EIO;
+}
+
+void cuda_window_free(struct backend *b)
+{
+    for (int i = 0; i < 2; i++)
+        if (b->flight[i].done) (void)cudaEventDestroy(b->flight[i].done);
+}
+
 int cuda_window_new(struct backend *b)
 {
     const struct backend_want *w = &b->want;
-    b->host_rows = cuda_get_pinned(b, w->max_rows * sizeof(*b->rows));
     b->rows = cuda_get(b, w->max_rows * sizeof(*b->rows));
-    b->host_spans = cuda_get_pinned(b, w->max_rows * sizeof(*b->spans));
     b->spans = cuda_get(b, w->max_rows * sizeof(*b->spans));
-    b->host_listed = cuda_get_pinned(b, w->max_rows * sizeof(*b->listed));
     b->listed = cuda_get(b, w->max_rows * sizeof(*b->listed));
-    b->host_picks = cuda_get_pinned(b, CUDA_PICKS * sizeof(*b->picks));
     b->picks = cuda_get(b, CUDA_PICKS * sizeof(*b->picks));
     b->rope_freq = cuda_get(b, w->rope_dims / 2 * sizeof(double));
     b->rope = cuda_get(b, (uint64_t)w->max_rows * w->rope_dims * sizeof(float));
     uint64_t kv = 2 * (uint64_t)w->n_kv_heads * w->head_dim;
     if (b->block.k_bits < 16) b->fresh = cuda_get(b, w->max_rows * kv * sizeof(float));
     b->host_activations = cuda_get_pinned(b, (uint64_t)w->max_rows * w->n_embd * sizeof(float));
-    if (!b->host_rows || !b->rows || !b->host_spans || !b->spans || !b->host_listed || !b->listed ||
-        !b->host_picks || !b->picks || !b->rope_freq || !b->rope || !b->host_activations)
+    if (!b->rows || !b->spans || !b->listed || !b->picks || !b->rope_freq || !b->rope ||
+        !b->host_activations)
         return -ENOMEM;
+    for (int i = 0; i < 2; i++) {
+        int r = flight_new(b, &b->flight[i]);
+        if (r < 0) return r;
+    }
+    b->now = &b->flight[0];
     cudaError_t e = cudaMemcpyAsync(b->rope_freq, w->rope_freq, w->rope_dims / 2 * sizeof(double),
                                     cudaMemcpyHostToDevice, b->stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(b->stream);
@@ -88,12 +108,13 @@ static int tables_new(struct backend *b, struct why *why)
     /* A lane's last row may lie past the context: it goes to the trash chunk. */
     uint32_t room = ((b->want.context_tokens + b->want.max_rows) >> b->chunk_shift) + 2;
     if (room <= b->table_room) return 0;
-    b->host_tables =
-        cuda_get_pinned(b, (uint64_t)b->want.max_lanes * room * sizeof(*b->host_tables));
-    b->tables = cuda_get(b, (uint64_t)b->want.max_lanes * room * sizeof(*b->tables));
+    uint64_t bytes = (uint64_t)b->want.max_lanes * room * sizeof(*b->tables);
+    for (int i = 0; i < 2; i++)
+        b->flight[i].tables = cuda_get_pinned(b, bytes);
+    b->tables = cuda_get(b, bytes);
     b->table_room = room;
-    return b->host_tables && b->tables ? 0
-                                       : why_set(why, -ENOMEM, "no memory for the chunk tables");
+    bool got = b->flight[0].tables && b->flight[1].tables && b->tables;
+    return got ? 0 : why_set(why, -ENOMEM, "no memory for the chunk tables");
 }
 
 int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_layer,
@@ -173,7 +194,7 @@ static uint32_t cells_in_chunk(const struct backend *b, uint32_t cells, uint32_t
 
 static void place_lane(struct backend *b, uint32_t i, const struct window_lane *from)
 {
-    struct cuda_entry *to = b->host_tables + (size_t)i * b->table_room;
+    struct cuda_entry *to = b->now->tables + (size_t)i * b->table_room;
     uint32_t end = from->pos + from->n_rows;
     uint32_t n = ((end - 1) >> b->chunk_shift) + 1;
     for (uint32_t j = 0; j < n && j < b->table_room; j++) {
@@ -193,13 +214,13 @@ static void span_lane(struct backend *b, const struct window_lane *l)
     uint32_t most = CUDA_FLASH_ROWS * b->want.n_kv_heads / b->want.n_heads, at = l->first_row;
     if (!b->flash_tiles || b->n_rows <= CUDA_ROWS_GRAPH || l->n_rows < CUDA_SPAN_LEAST) {
         for (uint32_t i = 0; i < l->n_rows; i++)
-            b->host_listed[b->n_listed++] = at + i;
+            b->now->listed[b->n_listed++] = at + i;
         b->longest = max_u32(b->longest, l->pos + l->n_rows);
         return;
     }
     for (uint32_t left = l->n_rows, n; left > 0; left -= n, at += n) {
         n = min_u32(left, most);
-        b->host_spans[b->n_spans++] = (struct cuda_span){.first_row = at, .n_rows = n};
+        b->now->spans[b->n_spans++] = (struct cuda_span){.first_row = at, .n_rows = n};
     }
 }
 
@@ -209,8 +230,26 @@ static void up(struct backend *b, void *to, const void *from, size_t bytes)
     (void)cuda_ok(b, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, b->stream));
 }
 
+static void place_rows(struct backend *b, const struct window *w, uint32_t lane)
+{
+    const struct window_lane *l = &w->lanes[lane];
+    const uint32_t *token = w->tokens ? w->tokens + l->first_row : NULL;
+    for (uint32_t i = 0; i < l->n_rows; i++)
+        b->now->rows[l->first_row + i] =
+            (struct cuda_row){.token = l->fed_from ? CUDA_TOKEN_FED | l->fed_row
+                                       : token     ? token[i]
+                                                   : 0,
+                              .pos = l->pos + i,
+                              .lane = lane};
+}
+
 void cuda_begin(struct backend *b, const struct window *w)
 {
+    assert(b->n_flying < 2);
+    /* One that flies may not have been copied yet. The other's place makes other graphs. */
+    b->now = &b->flight[b->n_flying == 1 && b->now == &b->flight[0]];
+    b->choices.host_token = b->now->tokens;
+    b->choices.probs = b->now->probs;
     b->failed = cudaSuccess;
     b->refused = b->arena ? 0 : -EINVAL;
     b->n_rows = w->n_rows;
@@ -227,17 +266,15 @@ void cuda_begin(struct backend *b, const struct window *w)
         }
         place_lane(b, i, l);
         span_lane(b, l);
-        for (uint32_t r = 0; r < l->n_rows; r++)
-            b->host_rows[l->first_row + r] = (struct cuda_row){
-                .token = w->tokens ? w->tokens[l->first_row + r] : 0, .pos = l->pos + r, .lane = i};
+        place_rows(b, w, i);
     }
     if (b->refused) return;
 #ifdef CISTERN_DEATH_POINTS
     if (DEATH_TRAP("window-begun")) (void)cuda_ok(b, cuda_launch_trap(b->stream));
 #endif
-    up(b, b->rows, b->host_rows, w->n_rows * sizeof(*b->rows));
-    up(b, b->tables, b->host_tables, (size_t)w->n_lanes * b->table_room * sizeof(*b->tables));
+    up(b, b->rows, b->now->rows, w->n_rows * sizeof(*b->rows));
+    up(b, b->tables, b->now->tables, (size_t)w->n_lanes * b->table_room * sizeof(*b->tables));
     if (b->n_spans == 0) return; /* all rows are listed, in order */
-    up(b, b->spans, b->host_spans, b->n_spans * sizeof(*b->spans));
-    up(b, b->listed, b->host_listed, b->n_listed * sizeof(*b->listed));
+    up(b, b->spans, b->now->spans, b->n_spans * sizeof(*b->spans));
+    up(b, b->listed, b->now->listed, b->n_listed * sizeof(*b->listed));
 }
