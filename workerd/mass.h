@@ -35,8 +35,9 @@ enum {
             1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1, 1                                     \
     }
 enum { MASS_EXP_N = 13 };
-#define MASS_INTEGER 6755399441055744.0 /* 1.5 x 2^52, added and subtracted: rounds to an integer  \
-                                         */
+#define MASS_INTEGER                                                                               \
+    6755399441055744.0 /* 1.5 x 2^52, added and subtracted: rounds to an integer                   \
+                        */
 #define MASS_LOG2_E 0x1.71547652b82fep+0
 #define MASS_LN2_HIGH 0x1.62e42fefa3800p-1
 #define MASS_LN2_LOW 0x1.ef35793c76730p-45
