@@ -70,13 +70,17 @@ __device__ mass_sum sum_to(const measure &m, uint64_t place)
     return block_sum(sum);
 }
 
-/* The bin, from the last one down, in which a sum that is `before` already reaches a goal; before
- * becomes the sum without it. By the first warp. */
-__device__ uint32_t bin_reached(const mass_sum *bins, mass_sum goal, mass_sum *before)
+/* Where a sum over the order reaches a goal: so far the place's first bytes, and the sum before. */
+struct search {
+    uint64_t found;
+    mass_sum before;
+};
+
+/* Of the bins, from the last one down, that in which the sum reaches the goal. By the first warp. */
+__device__ search bin_reached(const mass_sum *bins, mass_sum goal, const search &s)
 {
     enum { SHARE = RADIX / WARP };
     const uint32_t lane = threadIdx.x % WARP;
-    const mass_sum so_far = *before;
     mass_sum mine = 0;
     for (uint32_t i = 0; i < SHARE; i++)
         mine += bins[RADIX - 1 - lane * SHARE - i];
@@ -85,17 +89,13 @@ __device__ uint32_t bin_reached(const mass_sum *bins, mass_sum goal, mass_sum *b
         mass_sum v = __shfl_up_sync(~0u, up_to, o);
         if (lane >= (uint32_t)o) up_to += v;
     }
-    uint32_t found = so_far + up_to >= goal ? lane : WARP - 1;
-    found = __reduce_min_sync(~0u, found);
-    mass_sum sum = so_far + up_to - mine;
+    uint32_t from = s.before + up_to >= goal ? lane : WARP - 1;
+    from = __reduce_min_sync(~0u, from);
+    mass_sum sum = s.before + up_to - mine;
     uint32_t bin = RADIX - 1 - lane * SHARE;
-    if (lane == found) {
-        for (uint32_t i = 1; i < SHARE && sum + bins[bin] < goal; i++)
-            sum += bins[bin--];
-        *before = sum;
-    }
-    __syncwarp();
-    return __shfl_sync(~0u, bin, found);
+    for (uint32_t i = 1; i < SHARE && sum + bins[bin] < goal; i++)
+        sum += bins[bin--];
+    return search{s.found << 8 | __shfl_sync(~0u, bin, from), __shfl_sync(~0u, sum, from)};
 }
 
 /* Adds to a bin for each lane that is in. Rows that are searched are flat, most lanes have the same
@@ -142,23 +142,19 @@ __device__ void histogram(const measure &m, uint64_t least, int shift, uint64_t 
  * reaches a goal of at least 1; it does. Byte by byte; of the ids' first bytes all are the same. */
 __device__ uint64_t reached(const measure &m, mass_sum goal, uint64_t least)
 {
-    __shared__ mass_sum bins[HISTOGRAMS][RADIX], before;
-    __shared__ uint64_t found;
-    if (threadIdx.x == 0) {
-        found = 0;
-        before = 0;
-    }
+    __shared__ mass_sum bins[HISTOGRAMS][RADIX];
+    __shared__ search next; /* of all: written and read between barriers of two passes */
+    search s = {0, 0};
     for (int shift = 56; shift >= 0; shift -= 8) {
-        histogram(m, least, shift, found, bins);
+        histogram(m, least, shift, s.found, bins);
         if (threadIdx.x < WARP) {
-            uint32_t bin = bin_reached(bins[0], goal, &before);
-            if (threadIdx.x == 0) found = found << 8 | bin;
+            search to = bin_reached(bins[0], goal, s);
+            if (threadIdx.x == 0) next = to;
         }
         __syncthreads();
+        s = next;
     }
-    const uint64_t place = found;
-    __syncthreads(); /* before the next search begins */
-    return place;
+    return s.found;
 }
 
 /* The place of the first element but the very first that is too unlikely; 0: there is none. */
