@@ -76,7 +76,8 @@ struct search {
     mass_sum before;
 };
 
-/* Of the bins, from the last one down, that in which the sum reaches the goal. By the first warp. */
+/* Of the bins, from the last one down, that in which the sum reaches the goal. By the first warp.
+ */
 __device__ search bin_reached(const mass_sum *bins, mass_sum goal, const search &s)
 {
     enum { SHARE = RADIX / WARP };
