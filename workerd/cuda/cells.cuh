@@ -21,12 +21,12 @@ template <int HD> constexpr __host__ __device__ int cells_bytes()
     return CELLS * row_halves<HD>() * 2;
 }
 
-/* Where the 16 cells from a multiple of 16 on lie. */
+/* Where each 16 of n cells from a multiple of 16 on lie. */
 __device__ __forceinline__ void blocks_find(const cuda_attend &a, uint32_t lane, uint32_t first,
-                                            uint32_t end, const uint8_t **to)
+                                            uint32_t end, uint32_t n, const uint8_t **to)
 {
     uint32_t pos = first + threadIdx.x * UNIT;
-    if (threadIdx.x >= CELLS / UNIT) return;
+    if (threadIdx.x >= n / UNIT) return;
     to[threadIdx.x] = a.kv.host;
     if (pos >= end) return;
     cuda_entry e = entry_of(a.kv, lane, pos);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void cells_ask(const cuda_attend &a, const uint8_t *c
         const __half *from = (const __half *)(blocks[c / UNIT] + off) +
                              (((uint64_t)head << a.kv.block_shift) + ((first + c) & mask)) * hd +
                              (there ? d : 0);
-        copy16_or_zeros(to + c * row_halves<HD>() + d, from, there);
+        copy16_first(to + c * row_halves<HD>() + d, from, there ? 16 : 0);
     }
 }
 
@@ -56,6 +56,12 @@ __device__ __forceinline__ uint32_t halves_of_codes(uint32_t bits, uint32_t bias
 {
     __half2 h = __hmul2(__hsub2(*(const __half2 *)&bits, *(const __half2 *)&bias), scale);
     return *(const uint32_t *)&h;
+}
+
+/* Of four codes of 8 bits, plus 128, the two that `which` takes, below the bytes of 1024. */
+__device__ __forceinline__ uint32_t codes_halves(uint32_t codes, uint32_t which, __half2 scale)
+{
+    return halves_of_codes(__byte_perm(codes, 0x64646464, which), 0x64806480, scale);
 }
 
 /* The same for codes of 8 and 4 bits: a thread reads its pieces of 16 codes of one cell, all at
@@ -130,8 +136,11 @@ template <int HD, int THREADS> struct cells_codes {
                 }
             }
             uint4 *at = (uint4 *)(to + c * row_halves<HD>() + d);
-            at[0] = make_uint4(h[0], h[1], h[2], h[3]);
-            at[1] = make_uint4(h[4], h[5], h[6], h[7]);
+            const bool turned = !is_v && eight;
+            at[0] =
+                turned ? make_uint4(h[0], h[2], h[4], h[6]) : make_uint4(h[0], h[1], h[2], h[3]);
+            at[1] =
+                turned ? make_uint4(h[1], h[3], h[5], h[7]) : make_uint4(h[4], h[5], h[6], h[7]);
         }
     }
 };

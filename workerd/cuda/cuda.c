@@ -203,7 +203,7 @@ static const float *cuda_row(struct backend *b, const struct backend_buffer *x, 
 
 const struct backend_ops cuda_backend = {
     .name = "cuda",
-    .arithmetic = "cuda-3",
+    .arithmetic = "cuda-4",
     .head_rows = CUDA_PICKS,
     .open = cuda_open,
     .close = cuda_close,

@@ -97,6 +97,7 @@ struct backend {
     double *rope_freq;
     float *rope, *host_activations, *host_row;
     uint32_t row_values;      /* room of host_row */
+    bool lone_rows;           /* each lane has one */
     uint32_t n_rows, longest; /* longest: cells that the longest row reads that isn't in a span */
     uint64_t window;
     /* Windows that are no graph: rows of a lane together, and the rows beside. */

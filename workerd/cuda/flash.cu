@@ -1,144 +1,51 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * y = softmax(q K^T / sqrt(head_dim)) V over the chunk table with tensor cores, for K/V in halves
- * (arXiv:2205.14135, 2311.01282). The arithmetic of a (token row, query head), whoever computes it:
- * q is rounded to halves; parts of 128 cells begin at fixed positions; of a part, the scores are
- * float32 sums over head_dim in steps of 16, m the largest of them, p = 2^((s - m) scale log2 e)
- * rounded to halves, sum(p) and sum(p V) float32 sums over the cells in steps of 16; parts join in
- * order, each scaled to the largest score so far. So a row's bits depend on its position and the
- * cells alone, wherever these lie. Cells past the row's own are left out by selection; those that
- * no row of the window has are zeros, others finite (epilogue.cuh), so that 0 times them is 0.
+ * Attention of single token rows (flash.cuh). A block of four warps has one K/V head of a row, 16
+ * query heads at most, and one part or the parts of a stretch: a warp makes the scores of 32 cells,
+ * then a quarter of head_dim; K of the next part is on its way while V is multiplied, and V while K
+ * is. `flash_join` joins what they made. Codes of 8 bits come into shared memory as they are and
+ * become halves on their way to the tensor cores, each once: more of them are under way, and
+ * nothing is written twice.
  *
- * flash: a block of four warps has a part of one token row and K/V head, 16 query heads at most; a
- * warp makes the scores of 32 cells, then a quarter of head_dim. Parts meet in `flash_join`.
- * flash_tiles: a block of eight warps has 128 (token row, query head) of a span of one lane's rows
- * and one K/V head, a warp 16 of them with all cells; K of the next part is on its way while V is
- * multiplied, and V while K is. K/V of a head is 16 cells x head_dim consecutive values, so reads
- * are of 2 KiB and more, also over PCIe.
+ * alone: of lanes with one row all cells but the row's own were there when the window began, and
+ * are asked for before the kernel waits for its predecessor. keep: of such lanes the new cell's K
+ * and V need not lie in the pool before: the block that has the row's last part rounds them, for
+ * itself and into the pool.
  */
-#include "workerd/cuda/cells.cuh"
-
-#include <math_constants.h>
+#include "workerd/cuda/flash.cuh"
+#include "workerd/cuda/keep.cuh"
 
 enum {
     FEW_THREADS = 128,
     FEW_HEADS = 16,
-    TILE_THREADS = 256,
-    JOIN_THREADS = 256,
+    STRETCH = CUDA_FLASH_STRETCH,
 };
-
-#define LOG2_E 1.44269504f
-#define ONES 0x3c003c00u /* two halves */
-
-/* Scores of 16 rows and N eights of cells from `cells` on. */
-template <int HD, int N>
-__device__ __forceinline__ void scores_make(const uint32_t q[HD / 16][4], const __half *cells,
-                                            int lane, float s[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
-#pragma unroll
-        for (int k = 0; k < HD / 16; k += 2) {
-            uint32_t b[4];
-            load_matrices(b, cells + (n * 8 + lane % 8) * row_halves<HD>() + k * 16 + lane / 8 * 8);
-            mma_f16(s[n], q[k], b[0], b[1]);
-            mma_f16(s[n], q[k + 1], b[2], b[3]);
-        }
-    }
-}
-
-/* Leaves out the cells past a row's own; pos: of this lane's two rows, -1: none. */
-template <int N>
-__device__ __forceinline__ void scores_select(const int pos[2], int first, int lane, float s[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (first + n * 8 + lane % 4 * 2 + i % 2 > pos[i / 2]) s[n][i] = -CUDART_INF_F;
-}
-
-template <int N> __device__ __forceinline__ void scores_most(const float s[N][4], float most[2])
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        most[h] = -CUDART_INF_F;
-#pragma unroll
-        for (int n = 0; n < N; n++)
-            most[h] = fmaxf(most[h], fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-        most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
-        most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
-    }
-}
-
-__device__ __forceinline__ uint32_t halves_of(float x, float y)
-{
-    __half2 h = __floats2half2_rn(x, y);
-    return *(const uint32_t *)&h;
-}
-
-/* p of an eight of cells: this lane's first row, then its second. */
-__device__ __forceinline__ void weights_make(const float s[4], const float most[2], float scale,
-                                             uint32_t p[2])
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float by = most[h] == -CUDART_INF_F ? 0.0f : -(most[h] * scale);
-        p[h] = halves_of(power_of_2(fmaf(s[2 * h], scale, by)),
-                         power_of_2(fmaf(s[2 * h + 1], scale, by)));
-    }
-}
-
-/* o += p V for 16 cells (from step * 16 on) and N eights of head_dim (from d on). */
-template <int HD, int N>
-__device__ __forceinline__ void values_add(const uint32_t p[4], const __half *v, int step, int d,
-                                           int lane, float o[N][4])
-{
-    const __half *at = v + (step * 16 + lane % 16) * row_halves<HD>() + d + lane / 16 * 8;
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
-        uint32_t b[4];
-        load_transposed(b, at + n * 8);
-        mma_f16(o[n], p, b[0], b[1]);
-        mma_f16(o[n + 1], p, b[2], b[3]);
-    }
-}
-
-/* A part joins what is before it: factors of the old and of the part's. */
-struct joint {
-    float old, fresh;
-
-    __device__ __forceinline__ joint(float &most, float part, float scale)
-    {
-        float higher = fmaxf(most, part);
-        old = power_of_2((most - higher) * scale);
-        fresh = power_of_2((part - higher) * scale);
-        most = higher;
-    }
-};
-
-/* ---- a part of a single row ---- */
 
 struct few_shared {
-    const uint8_t *blocks[CELLS / UNIT];
+    const uint8_t *blocks[STRETCH * CELLS / UNIT];
     float most[4][FEW_HEADS];
 };
-enum { P_HALVES = CELLS + 8 }; /* of a row of p: as of cells */
+enum { P_HALVES = CELLS + 8, P_BYTES = FEW_HEADS * P_HALVES * 2 }; /* of a row of p: as of cells */
 
-/* A's fragments of a row's heads. */
-template <int HD>
+/* A's fragments of a row's heads. Of 16 there are 8 H. */
+template <int HD, int H>
 __device__ __forceinline__ void few_query(const cuda_attend &a, uint32_t row, uint32_t h0,
                                           uint32_t n_heads, int lane, uint32_t q[HD / 16][4])
 {
     const uint32_t hd = a.kv.head_dim;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
+        if (h >= H) {
+#pragma unroll
+            for (int k = 0; k < HD / 8; k++)
+                q[k / 2][k % 2 * 2 + h] = 0;
+            continue;
+        }
         const uint32_t head = lane / 4 + 8 * h;
         const float *from = a.q.f + (uint64_t)row * a.q.width + (h0 + head) * hd;
 #pragma unroll
         for (int k = 0; k < HD / 8; k++) {
-            uint32_t d = k * 8 + lane % 4 * 2;
+            uint32_t d = query_dim(a, k, lane);
             float2 v = make_float2(0, 0);
             if (head < n_heads && d < hd) v = *(const float2 *)(from + d);
             q[k / 2][k % 2 * 2 + h] = halves_of(v.x, v.y);
@@ -146,403 +53,496 @@ __device__ __forceinline__ void few_query(const cuda_attend &a, uint32_t row, ui
     }
 }
 
+/* K or V of a part as halves, made of codes on their way into shared memory (CODES) or kept as
+ * such. */
+template <int HD, bool CODES> struct half_cells {
+    static const int dim = HD, N = HD / 32, bytes = cells_bytes<HD>();
+    static const int blocks = HD > 128 ? 1 : HD > 64 ? 3 : 6; /* of threads a multiprocessor */
+
+    __device__ __forceinline__ static void ask(const cuda_attend &a, const uint8_t *const *blocks,
+                                               uint32_t head, bool is_v, uint32_t first,
+                                               uint32_t end, uint8_t *to)
+    {
+        if (CODES) {
+            cells_codes<HD, FEW_THREADS> c;
+            c.ask(a, blocks, head, is_v, first, end);
+            c.put(a, is_v, (__half *)to);
+        } else {
+            cells_ask<HD, FEW_THREADS>(a, blocks, head, is_v ? a.kv.v_off : 0, first, end,
+                                       (__half *)to);
+        }
+    }
+    __device__ __forceinline__ static void keep(const kept_quad &, uint8_t *, uint32_t) {}
+    __device__ __forceinline__ static void scores(const uint32_t q[HD / 16][4], const uint8_t *k,
+                                                  int warp, int lane, float s[4][4])
+    {
+        scores_make<HD, 4>(q, (const __half *)k + warp * 32 * row_halves<HD>(), lane, s);
+    }
+    __device__ __forceinline__ static void values(const uint32_t p[4], const uint8_t *v, int step,
+                                                  int warp, int lane, float o[N][4])
+    {
+        values_add<HD, N>(p, (const __half *)v, step, warp * (HD / 4), lane, o);
+    }
+    /* to: of the head that is a lane's first (h 0) or second row. */
+    __device__ __forceinline__ static void store(float *to, uint32_t hd, int h, int warp, int lane,
+                                                 const float o[N][4])
+    {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            uint32_t d = warp * (HD / 4) + n * 8 + lane % 4 * 2;
+            if (d < hd) *(float2 *)(to + d) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
+        }
+    }
+};
+
+/* K or V of a part as codes of 8 bits, [cell][row_bytes], and scales, [group][cell]. The scales of
+ * cells that are not there are zeros, their codes whatever there is. */
+template <int HD> struct byte_cells {
+    static const int dim = HD, N = HD / 32, GROUPS = (HD + GROUP - 1) / GROUP;
+    static const int row_bytes = HD + 16; /* eight rows of a matrix in different banks */
+    static const int scales_at = CELLS * row_bytes, bytes = scales_at + GROUPS * CELLS * 2;
+    static const int blocks = HD > 128 ? 2 : 5;
+
+    __device__ __forceinline__ static const __half *scales(const uint8_t *cells)
+    {
+        return (const __half *)(cells + scales_at);
+    }
+    __device__ __forceinline__ static void ask(const cuda_attend &a, const uint8_t *const *blocks,
+                                               uint32_t head, bool is_v, uint32_t first,
+                                               uint32_t end, uint8_t *to)
+    {
+        const uint32_t hd = a.kv.head_dim, shift = a.kv.block_shift, mask = (1u << shift) - 1;
+        const uint64_t off = is_v ? a.kv.v_off : 0;
+#pragma unroll
+        for (int i = 0; i < CELLS * (HD / 16) / FEW_THREADS; i++) {
+            const uint32_t p = i * FEW_THREADS + threadIdx.x, c = p / (HD / 16);
+            const uint32_t d = p % (HD / 16) * 16, cell = (head << shift) + ((first + c) & mask);
+            if (first + c < end && d < hd)
+                copy16(to + c * row_bytes + d, blocks[c / UNIT] + off + (uint64_t)(cell * hd + d));
+        }
+        if (threadIdx.x >= GROUPS * CELLS / 8) return;
+        const uint32_t g = threadIdx.x / (CELLS / 8), c = threadIdx.x % (CELLS / 8) * 8;
+        const uint32_t n = g < a.kv.n_groups && first + c < end ? min(end - first - c, 8u) : 0;
+        const uint32_t at = ((head * a.kv.n_groups + g) << shift) + ((first + c) & mask);
+        const uint8_t *block = blocks[n ? c / UNIT : 0];
+        copy16_first(to + scales_at + (g * CELLS + c) * 2,
+                     block + (is_v ? a.kv.v_scale_off : a.kv.k_scale_off) + (n ? at * 2 : 0),
+                     n * 2);
+    }
+    __device__ __forceinline__ static void keep(const kept_quad &k, uint8_t *to, uint32_t cell)
+    {
+        if (!k.there) return;
+        *(char4 *)(to + cell * row_bytes + k.d) = k.bytes();
+        if (k.d % GROUP == 0) *(__half *)(to + scales_at + (k.group * CELLS + cell) * 2) = k.scale;
+    }
+    __device__ __forceinline__ static void scores(const uint32_t q[HD / 16][4], const uint8_t *k,
+                                                  int warp, int lane, float s[4][4])
+    {
+        const uint8_t *at = k + (warp * 32 + lane % 8) * row_bytes + lane / 8 * 16;
+        const __half *by = scales(k) + warp * 32 + lane / 4;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) {
+                uint32_t w[4];
+                load_matrices(w, at + n * 8 * row_bytes + g * GROUP);
+                const __half2 scale = __half2half2(by[g * CELLS + n * 8]);
+#pragma unroll
+                for (int i = 0; i < GROUP / 16; i++) {
+                    const uint32_t v = w[i] ^ 0x80808080;
+                    mma_f16(s[n], q[g * (GROUP / 16) + i], codes_halves(v, 0x4140, scale),
+                            codes_halves(v, 0x4342, scale));
+                }
+            }
+        }
+    }
+    /* A matrix' columns are pairs of values, so one of its registers has those of two cells. */
+    __device__ __forceinline__ static void values(const uint32_t p[4], const uint8_t *v, int step,
+                                                  int warp, int lane, float o[N][4])
+    {
+        const int first = warp * (HD / 4), U = HD / 64; /* of 16 values */
+        const __half *by = scales(v) + first / GROUP * CELLS + step * 16 + lane % 4 * 2;
+        const __half2 scale[2] = {*(const __half2 *)by, *(const __half2 *)(by + 8)};
+        const uint8_t *at = v + (step * 16 + lane % 16) * row_bytes + first;
+#pragma unroll
+        for (int u = 0; u < U; u += 2) {
+            uint32_t w[4];
+            load_transposed(w, at + (U > 1 ? u * 16 + lane / 16 * 16 : 0));
+#pragma unroll
+            for (int m = 0; m < (U > 1 ? 2 : 1); m++) {
+                const uint32_t x = w[2 * m] ^ 0x80808080, y = w[2 * m + 1] ^ 0x80808080;
+                mma_f16(o[2 * (u + m)], p, codes_halves(x, 0x4240, scale[0]),
+                        codes_halves(y, 0x4240, scale[1]));
+                mma_f16(o[2 * (u + m) + 1], p, codes_halves(x, 0x4341, scale[0]),
+                        codes_halves(y, 0x4341, scale[1]));
+            }
+        }
+    }
+    __device__ __forceinline__ static void store(float *to, uint32_t hd, int h, int warp, int lane,
+                                                 const float o[N][4])
+    {
+#pragma unroll
+        for (int u = 0; u < N / 2; u++) {
+            uint32_t d = warp * (HD / 4) + u * 16 + lane % 4 * 4;
+            if (d < hd)
+                *(float4 *)(to + d) = make_float4(o[2 * u][2 * h], o[2 * u + 1][2 * h],
+                                                  o[2 * u][2 * h + 1], o[2 * u + 1][2 * h + 1]);
+        }
+    }
+};
+
 /* The largest score of each row, over the four warps. */
+template <int H>
 __device__ __forceinline__ void few_most(few_shared *s, int warp, int lane, float most[2])
 {
-    if (lane % 4 == 0) s->most[warp][lane / 4] = most[0], s->most[warp][lane / 4 + 8] = most[1];
+#pragma unroll
+    for (int h = 0; h < H; h++)
+        if (lane % 4 == 0) s->most[warp][lane / 4 + 8 * h] = most[h];
     __syncthreads();
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
+    for (int h = 0; h < H; h++) {
         int row = lane / 4 + 8 * h;
         most[h] =
             fmaxf(fmaxf(s->most[0][row], s->most[1][row]), fmaxf(s->most[2][row], s->most[3][row]));
     }
 }
 
-/* p takes the place of K, once all warps have their scores. */
-template <int HD>
+/* All warps are done with K when this ends. */
+template <class KV, int H>
 __device__ __forceinline__ void few_scores(const cuda_attend &a, few_shared *s,
-                                           const uint32_t q[HD / 16][4], __half *k, int pos,
-                                           int first, float most[2])
+                                           const uint32_t q[KV::dim / 16][4], const uint8_t *k,
+                                           __half *p_at, int pos, int first, float most[2])
 {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int own[2] = {pos, pos};
     float score[4][4];
-    scores_make<HD, 4>(q, k + warp * 32 * row_halves<HD>(), lane, score);
-    scores_select<4>(own, first + warp * 32, lane, score);
-    scores_most<4>(score, most);
-    few_most(s, warp, lane, most);
+    KV::scores(q, k, warp, lane, score);
+    if (first + CELLS - 1 > pos) scores_select<4, H>(own, first + warp * 32, lane, score);
+    scores_most<4, H>(score, most);
+    few_most<H>(s, warp, lane, most);
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         uint32_t p[2];
-        weights_make(score[n], most, a.scale * LOG2_E, p);
+        weights_make<H>(score[n], most, a.scale * LOG2_E, p);
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            *(uint32_t *)&k[(lane / 4 + 8 * h) * P_HALVES + warp * 32 + n * 8 + lane % 4 * 2] =
+        for (int h = 0; h < H; h++)
+            *(uint32_t *)&p_at[(lane / 4 + 8 * h) * P_HALVES + warp * 32 + n * 8 + lane % 4 * 2] =
                 p[h];
     }
 }
 
-/* at: of the part, the first head: index of ml; heads are n_splits apart. */
-template <int HD>
-__device__ __forceinline__ void few_values(const cuda_attend &a, const __half *weights,
-                                           const __half *v, uint64_t at, uint32_t n_heads,
-                                           const float most[2])
-{
-    const int N = HD / 32, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    float o[N][4] = {}, sum[4] = {};
-#pragma unroll
-    for (int i = 0; i < CELLS / 16; i++) {
-        uint32_t p[4];
-        load_matrices(p, weights + lane % 16 * P_HALVES + i * 16 + lane / 16 * 8);
-        values_add<HD, N>(p, v, i, warp * (HD / 4), lane, o);
-        mma_f16(sum, p, ONES, ONES);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const uint32_t head = lane / 4 + 8 * h;
-        if (head >= n_heads) continue;
-        const uint64_t to = at + (uint64_t)head * a.n_splits;
-        if (warp == 0 && lane % 4 == 0)
-            *(float2 *)(a.ml + to * 2) = make_float2(most[h], sum[2 * h]);
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            uint32_t d = warp * (HD / 4) + n * 8 + lane % 4 * 2;
-            if (d < a.kv.head_dim)
-                *(float2 *)(a.o + to * a.kv.head_dim + d) =
-                    make_float2(o[n][2 * h], o[n][2 * h + 1]);
-        }
-    }
-}
+/* What a warp has of the heads: a quarter of their values. */
+template <class KV, int H> struct few_sums {
+    float most[H], sum[H], o[KV::N][4];
 
-/* K and V on their way, K first. */
-template <int HD, bool CODES>
-__device__ __forceinline__ void few_cells(const cuda_attend &a, const uint8_t *const *blocks,
-                                          uint32_t head, uint32_t first, uint32_t end, __half *k,
-                                          __half *v)
-{
-    if (CODES) {
-        cells_codes<HD, FEW_THREADS> kc, vc;
-        kc.ask(a, blocks, head, false, first, end);
-        vc.ask(a, blocks, head, true, first, end);
-        kc.put(a, false, k);
-        vc.put(a, true, v);
-        return;
-    }
-    cells_ask<HD, FEW_THREADS>(a, blocks, head, 0, first, end, k);
-    copies_commit();
-    cells_ask<HD, FEW_THREADS>(a, blocks, head, a.kv.v_off, first, end, v);
-    copies_commit();
-}
-
-template <int HD, bool CODES>
-__global__ void __launch_bounds__(FEW_THREADS) flash(const cuda_attend a)
-{
-    __shared__ few_shared s;
-    dependency_release();
-    dependency_wait();
-    const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads, rounds = (group + 15) / 16;
-    const uint32_t row = a.listed ? a.listed[a.first_row + blockIdx.z] : a.first_row + blockIdx.z;
-    const uint32_t head = blockIdx.y / rounds, g = blockIdx.y % rounds * FEW_HEADS;
-    const cuda_row r = a.kv.rows[row];
-    const uint32_t first = blockIdx.x * CELLS;
-    if (first > r.pos) return;
-    __half *k = (__half *)shared_memory(), *v = k + CELLS * row_halves<HD>();
-    const uint32_t h0 = head * group + g, n_heads = min(group - g, (uint32_t)FEW_HEADS);
-    const uint64_t at = ((uint64_t)blockIdx.z * a.kv.n_heads + h0) * a.n_splits + blockIdx.x;
-    uint32_t q[HD / 16][4];
-    float most[2];
-    blocks_find(a, r.lane, first, r.pos + 1, s.blocks);
-    __syncthreads();
-    few_cells<HD, CODES>(a, s.blocks, head, first, r.pos + 1, k, v);
-    few_query<HD>(a, row, h0, n_heads, threadIdx.x % WARP, q);
-    copies_wait<1>();
-    __syncthreads();
-    few_scores<HD>(a, &s, q, k, (int)r.pos, (int)first, most);
-    copies_wait<0>();
-    __syncthreads();
-    few_values<HD>(a, k, v, at, n_heads, most);
-}
-
-/* ---- the parts of a single row ---- */
-
-enum {
-    JOIN_PARTS = 64,    /* at once: two a lane of a warp */
-    JOIN_VALUES = 8192, /* of a buffer: 64 parts of heads of 128 */
-};
-
-struct join_shared {
-    float old[JOIN_PARTS], fresh[JOIN_PARTS], sum[JOIN_PARTS];
-    float most; /* of all parts before */
-};
-
-/* What each part is multiplied with: joint's factors for all of them at once, since the largest of
- * several does not depend on their order. By the first warp; ml: this lane's two parts. */
-__device__ __forceinline__ void factors_make(join_shared *s, int lane, const float2 ml[2],
-                                             float scale)
-{
-    float upto = fmaxf(ml[0].x, ml[1].x);
-    __syncwarp();
-    for (int o = 1; o < WARP; o *= 2) {
-        float v = __shfl_up_sync(~0u, upto, o);
-        if (lane >= o) upto = fmaxf(upto, v);
-    }
-    float most = __shfl_up_sync(~0u, upto, 1);
-    most = lane == 0 ? s->most : fmaxf(most, s->most);
-    __syncwarp();
-    if (lane == WARP - 1) s->most = fmaxf(upto, s->most);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const joint j(most, ml[i].x, scale);
-        s->old[2 * lane + i] = j.old;
-        s->fresh[2 * lane + i] = j.fresh;
-        s->sum[2 * lane + i] = ml[i].y;
-    }
-}
-
-/* One (row, head): the parts in order, a buffer of them on its way while another is joined. */
-__global__ void __launch_bounds__(JOIN_THREADS) flash_join(const cuda_attend a)
-{
-    __shared__ join_shared s;
-    dependency_release();
-    dependency_wait();
-    const uint32_t local = blockIdx.y, head = blockIdx.x, hd = a.kv.head_dim, d = threadIdx.x;
-    const uint32_t row = a.listed ? a.listed[a.first_row + local] : a.first_row + local;
-    const uint32_t n = a.kv.rows[row].pos / CELLS + 1, most = min(JOIN_VALUES / hd, JOIN_PARTS);
-    const uint64_t at = ((uint64_t)local * a.kv.n_heads + head) * a.n_splits;
-    float *buffer = (float *)shared_memory(), sum = 0, o = 0;
-    const float2 none = make_float2(-CUDART_INF_F, 0);
-    if (d == 0) s.most = -CUDART_INF_F;
-    for (uint32_t i = 0, k = 0; i < n + most; i += most, k ^= 1) {
-        float2 ml[2] = {none, none};
-        for (uint32_t j = d * 4; i < n && j < min(n - i, most) * hd; j += blockDim.x * 4)
-            copy16(buffer + k * JOIN_VALUES + j, a.o + (at + i) * hd + j);
-        copies_commit();
-#pragma unroll
-        for (uint32_t j = 0; j < 2; j++)
-            if (d < WARP && i + 2 * d + j < n && 2 * d + j < most)
-                ml[j] = ((const float2 *)a.ml)[at + i + 2 * d + j];
-        if (i > 0) {
-            const float *values = buffer + (k ^ 1) * JOIN_VALUES + d;
-            copies_wait<1>();
-            __syncthreads();
-            for (uint32_t j = 0; j < min(n - (i - most), most); j++) {
-                sum = fmaf(sum, s.old[j], s.sum[j] * s.fresh[j]);
-                if (d < hd) o = fmaf(o, s.old[j], values[j * hd] * s.fresh[j]);
-            }
-            __syncthreads();
-        }
-        if (d < WARP) factors_make(&s, d, ml, a.scale * LOG2_E);
-    }
-    float v = d < hd ? __fdiv_rn(o, sum) : 0;
-    if (d < hd) a.y.f[(uint64_t)row * a.y.width + head * hd + d] = v;
-    if (a.quantise && d / WARP * WARP < hd)
-        quantise_block(v, d % WARP, row_codes(a.y, row), (head * hd + d) / CUDA_BLOCK);
-}
-
-/* ---- a tile of rows ---- */
-
-/* What a lane has of its two (token row, query head)s. */
-template <int HD> struct tile_rows {
-    int pos[2]; /* -1: there is none */
-    uint32_t row[2], head[2];
-    float most[2], sum[2], o[HD / 8][4];
-    uint32_t q[HD / 16][4];
-
-    __device__ __forceinline__ tile_rows(const cuda_attend &a, const cuda_span &span,
-                                         uint32_t kv_head, int warp, int lane)
+    __device__ __forceinline__ few_sums() : o{}
     {
-        const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t i = warp * 16 + lane / 4 + 8 * h;
-            bool there = i < span.n_rows * group;
-            row[h] = span.first_row + (there ? i / group : 0);
-            head[h] = kv_head * group + i % group;
-            pos[h] = there ? (int)a.kv.rows[row[h]].pos : -1;
-            most[h] = -CUDART_INF_F;
-            sum[h] = 0;
-        }
-#pragma unroll
-        for (int n = 0; n < HD / 8; n++)
-            o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
+        for (int h = 0; h < H; h++)
+            most[h] = -CUDART_INF_F, sum[h] = 0;
     }
-    /* A's fragments, from the float32 rows. */
-    __device__ __forceinline__ void query_read(const cuda_attend &a, int lane)
+    __device__ __forceinline__ void part_join(const cuda_attend &a, const __half *p_at,
+                                              const uint8_t *v, const float part[2])
     {
-        const uint32_t hd = a.kv.head_dim;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float *from = a.q.f + (uint64_t)row[h] * a.q.width + head[h] * hd;
-#pragma unroll
-            for (int k = 0; k < HD / 8; k++) {
-                uint32_t d = k * 8 + lane % 4 * 2;
-                float2 v = pos[h] >= 0 && d < hd ? *(const float2 *)(from + d) : make_float2(0, 0);
-                q[k / 2][k % 2 * 2 + h] = halves_of(v.x, v.y);
-            }
-        }
-    }
-    /* The part's p are made from its scores; V is multiplied by them. */
-    __device__ __forceinline__ void part_scores(const cuda_attend &a, const __half *k, int first,
-                                                int lane, float part[2], uint32_t p[CELLS / 8][2])
-    {
-        float s[CELLS / 8][4];
-        scores_make<HD, CELLS / 8>(q, k, lane, s);
-        if (first + CELLS - 1 > min(pos[0], pos[1])) scores_select<CELLS / 8>(pos, first, lane, s);
-        scores_most<CELLS / 8>(s, part);
-#pragma unroll
-        for (int n = 0; n < CELLS / 8; n++)
-            weights_make(s[n], part, a.scale * LOG2_E, p[n]);
-    }
-    __device__ __forceinline__ void part_join(const cuda_attend &a, const __half *v, int lane,
-                                              const float part[2], const uint32_t p[CELLS / 8][2])
-    {
-        float of[HD / 8][4] = {}, l[4] = {};
+        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        float of[KV::N][4] = {}, l[4] = {};
 #pragma unroll
         for (int i = 0; i < CELLS / 16; i++) {
-            const uint32_t f[4] = {p[2 * i][0], p[2 * i][1], p[2 * i + 1][0], p[2 * i + 1][1]};
-            values_add<HD, HD / 8>(f, v, i, 0, lane, of);
-            mma_f16(l, f, ONES, ONES);
+            uint32_t p[4];
+            load_matrices(p, p_at + lane % 16 * P_HALVES + i * 16 + lane / 16 * 8);
+            KV::values(p, v, i, warp, lane, of);
+            mma_f16(l, p, ONES, ONES);
         }
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            if (part[h] == -CUDART_INF_F) continue;
+        for (int h = 0; h < H; h++) {
             const joint j(most[h], part[h], a.scale * LOG2_E);
             sum[h] = fmaf(sum[h], j.old, l[2 * h] * j.fresh);
 #pragma unroll
-            for (int n = 0; n < HD / 8; n++)
+            for (int n = 0; n < KV::N; n++)
 #pragma unroll
                 for (int i = 2 * h; i < 2 * h + 2; i++)
                     o[n][i] = fmaf(o[n][i], j.old, of[n][i] * j.fresh);
         }
     }
-    __device__ __forceinline__ void write(const cuda_attend &a, int lane) const
+    /* at: of the block's parts, the first head: index of ml; heads are `stride` apart. */
+    __device__ __forceinline__ void write(const cuda_attend &a, uint64_t at, uint32_t stride,
+                                          uint32_t n_heads) const
     {
+        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float *to = a.y.f + (uint64_t)row[h] * a.y.width + head[h] * a.kv.head_dim;
-#pragma unroll
-            for (int n = 0; n < HD / 8; n++) {
-                uint32_t d = n * 8 + lane % 4 * 2;
-                if (pos[h] >= 0 && d < a.kv.head_dim)
-                    *(float2 *)(to + d) = make_float2(__fdiv_rn(o[n][2 * h], sum[h]),
-                                                      __fdiv_rn(o[n][2 * h + 1], sum[h]));
-            }
+        for (int h = 0; h < H; h++) {
+            const uint32_t head = lane / 4 + 8 * h;
+            if (head >= n_heads) continue;
+            const uint64_t to = at + (uint64_t)head * stride;
+            if (warp == 0 && lane % 4 == 0)
+                *(float2 *)(a.ml + to * 2) = make_float2(most[h], sum[h]);
+            KV::store(a.o + to * a.kv.head_dim, a.kv.head_dim, h, warp, lane, o);
         }
     }
 };
 
-/* Codes are halves at once: no registers are free to keep them in. */
-template <int HD, bool CODES>
-__device__ __forceinline__ void tile_cells(const cuda_attend &a, const uint8_t *const *blocks,
-                                           uint32_t head, bool is_v, uint32_t first, uint32_t end,
-                                           __half *to)
+/* ---- what the blocks made of a row ---- */
+
+enum { JOIN_PARTS = 64 }; /* at once: two a lane of a warp */
+
+/* What is joined is multiplied with: the sums so far, the new ones. */
+struct join_factors {
+    float old, fresh, sum, pad_; /* sum: the part's, multiplied already */
+};
+struct join_shared {
+    join_factors part[JOIN_PARTS]; /* in its stretch */
+    float2 stretch[JOIN_PARTS];
+    float most; /* of all parts before */
+};
+
+/* The largest of the values of the lanes of a group of n up to this one. */
+__device__ __forceinline__ float most_upto(float v, int lane, int n)
 {
-    if (CODES) {
-        cells_codes<HD, TILE_THREADS> c;
-        c.ask(a, blocks, head, is_v, first, end);
-        c.put(a, is_v, to);
-    } else {
-        cells_ask<HD, TILE_THREADS>(a, blocks, head, is_v ? a.kv.v_off : 0, first, end, to);
+    for (int o = 1; o < n; o *= 2) {
+        float before = __shfl_up_sync(~0u, v, o);
+        if (lane % n >= o) v = fmaxf(v, before);
     }
-    copies_commit();
+    return v;
 }
 
-template <int HD, bool CODES>
-__global__ void __launch_bounds__(TILE_THREADS, 1) flash_tiles(const cuda_attend a)
+/* joint's factors for all of them at once, since the largest of several does not depend on their
+ * order. By a warp; ml: this lane's two parts; per: parts of a stretch. */
+__device__ __forceinline__ void factors_make(join_shared *s, int lane, const float2 ml[2], int per,
+                                             float scale)
 {
-    __shared__ const uint8_t *blocks[2][CELLS / UNIT];
+    const int n = per == 1 ? 1 : per / 2; /* lanes of a stretch */
+    const float own = fmaxf(ml[0].x, ml[1].x);
+    __syncwarp();
+    const float all = most_upto(own, lane, WARP), in = most_upto(own, lane, n);
+    float before = __shfl_up_sync(~0u, all, 1), most = __shfl_up_sync(~0u, in, 1);
+    before = lane == 0 ? s->most : fmaxf(before, s->most);
+    if (lane % n == 0) most = -CUDART_INF_F;
+    __syncwarp();
+    if (lane == WARP - 1) s->most = fmaxf(all, s->most);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (per == 1) most = -CUDART_INF_F;
+        const joint j(most, ml[i].x, scale);
+        s->part[2 * lane + i] = {j.old, j.fresh, ml[i].y * j.fresh, 0};
+        if (per > 1) continue;
+        const joint t(before, ml[i].x, scale);
+        s->stretch[2 * lane + i] = make_float2(t.old, t.fresh);
+    }
+    /* What was before the stretch is with its first lane, its largest with its last. */
+    before = __shfl_sync(~0u, before, lane / n * n);
+    if (per == 1 || lane % n != n - 1) return;
+    const joint t(before, most, scale);
+    s->stretch[lane / n] = make_float2(t.old, t.fresh);
+}
+
+__device__ __forceinline__ float4 scaled_sum(float4 x, float old, float4 y, float fresh)
+{
+    return make_float4(fmaf(x.x, old, y.x * fresh), fmaf(x.y, old, y.y * fresh),
+                       fmaf(x.z, old, y.z * fresh), fmaf(x.w, old, y.w * fresh));
+}
+
+/* A stretch's worth of what is to be joined, asked for before it is needed. */
+struct join_values {
+    float4 v[STRETCH];
+
+    __device__ __forceinline__ void ask(const float *from, uint32_t n, uint32_t hd)
+    {
+#pragma unroll
+        for (uint32_t e = 0; e < STRETCH; e++)
+            if (e < n) v[e] = __ldcg((const float4 *)(from + (uint64_t)e * hd));
+    }
+};
+
+/* What a warp has of a head: a lane four of 128 values. */
+struct head_sums {
+    float sum;
+    float4 o;
+
+    /* Of n parts, each in turn, those of a stretch by themselves. */
+    __device__ __forceinline__ void add(const join_shared *s, uint32_t first, uint32_t n,
+                                        uint32_t per, const join_values &x)
+    {
+        float part_sum = 0;
+        float4 p = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32_t e = 0; e < STRETCH; e++) {
+            if (e >= n) break;
+            const join_factors f = s->part[first + e];
+            part_sum = fmaf(part_sum, f.old, f.sum);
+            p = scaled_sum(p, f.old, x.v[e], f.fresh);
+            if (per > 1 && e + 1 < min(n, (uint32_t)STRETCH)) continue;
+            const float2 t = s->stretch[(first + e) / per];
+            sum = fmaf(sum, t.x, part_sum * t.y);
+            o = scaled_sum(o, t.x, p, t.y);
+            part_sum = 0;
+            p = make_float4(0, 0, 0, 0);
+        }
+    }
+};
+
+/* A warp joins a head's parts in order. d: the first of this lane's values. */
+__device__ __forceinline__ void head_join(const cuda_attend &a, join_shared *s, uint32_t row,
+                                          uint32_t head, uint64_t at, uint32_t n, uint32_t d)
+{
+    const uint32_t per = STRETCH / a.together, hd = a.kv.head_dim, lane = threadIdx.x % WARP;
+    const bool there = d < hd;
+    const float *values = a.o + at * hd + (there ? d : 0);
+    head_sums sums = {0, make_float4(0, 0, 0, 0)};
+    join_values now, next;
+    now.ask(values, n, hd);
+    if (lane == 0) s->most = -CUDART_INF_F;
+    for (uint32_t i = 0; i < n; i += STRETCH) {
+        if (i % JOIN_PARTS == 0) {
+            float2 ml[2];
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++) {
+                const uint32_t e = i + 2 * lane + j;
+                ml[j] =
+                    e < n ? __ldcg((const float2 *)a.ml + at + e) : make_float2(-CUDART_INF_F, 0);
+            }
+            __syncwarp();
+            factors_make(s, (int)lane, ml, (int)per, a.scale * LOG2_E);
+            __syncwarp();
+        }
+        if (i + STRETCH < n) next.ask(values + (uint64_t)(i + STRETCH) * hd, n - i - STRETCH, hd);
+        sums.add(s, i % JOIN_PARTS, n - i, per, now);
+        now = next;
+    }
+    const float sum = sums.sum;
+    const float4 o = make_float4(__fdiv_rn(sums.o.x, sum), __fdiv_rn(sums.o.y, sum),
+                                 __fdiv_rn(sums.o.z, sum), __fdiv_rn(sums.o.w, sum));
+    if (there) *(float4 *)(a.y.f + (uint64_t)row * a.y.width + head * hd + d) = o;
+    if (a.quantise) quantise_quads(o, there, head * hd + d, row_codes(a.y, row));
+}
+
+/* A warp a head. */
+__global__ void __launch_bounds__(FEW_THREADS) flash_join(const cuda_attend a)
+{
+    __shared__ join_shared s[FEW_THREADS / WARP];
     dependency_release();
     dependency_wait();
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const uint32_t head = blockIdx.x;
-    const cuda_span span = a.spans[a.first_row + blockIdx.y];
-    const cuda_row last = a.kv.rows[span.first_row + span.n_rows - 1];
-    const uint32_t end = last.pos + 1, n_parts = (end + CELLS - 1) / CELLS;
-    __half *k = (__half *)shared_memory(), *v = k + CELLS * row_halves<HD>();
-    tile_rows<HD> rows(a, span, head, warp, lane);
-    blocks_find(a, last.lane, 0, end, blocks[0]);
+    const uint32_t warp = threadIdx.x / WARP, head = blockIdx.x * (FEW_THREADS / WARP) + warp;
+    const uint32_t row = a.listed ? a.listed[a.first_row + blockIdx.y] : a.first_row + blockIdx.y;
+    const uint32_t n = a.kv.rows[row].pos / (CELLS * a.together) + 1;
+    if (head >= a.kv.n_heads) return;
+    const uint64_t at = (uint64_t)blockIdx.y * a.kv.n_heads + head;
+    for (uint32_t d = 0; d < a.kv.head_dim; d += 4 * WARP)
+        head_join(a, &s[warp], row, head, at * (a.n_splits / a.together), n,
+                  d + threadIdx.x % WARP * 4);
+}
+
+template <class KV, int H>
+__global__ void __launch_bounds__(FEW_THREADS, KV::blocks) flash(const cuda_attend a)
+{
+    __shared__ few_shared s;
+    dependency_release();
+    if (!a.alone) dependency_wait();
+    const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads, rounds = (group + 8 * H - 1) / (8 * H);
+    const uint32_t row = a.listed ? a.listed[a.first_row + blockIdx.z] : a.first_row + blockIdx.z;
+    const uint32_t head = blockIdx.y / rounds, g = blockIdx.y % rounds * 8 * H;
+    const cuda_row r = a.kv.rows[row];
+    uint32_t first = blockIdx.x * a.together * CELLS;
+    if (first > r.pos) return;
+    const uint32_t end = min(first + a.together * CELLS, r.pos + 1);
+    uint8_t *k = shared_memory(), *v = k + KV::bytes;
+    __half *p = (__half *)(v + KV::bytes);
+    const uint8_t *const *blocks = s.blocks;
+    const uint32_t h0 = head * group + g, n_heads = min(group - g, 8u * H);
+    uint32_t q[KV::dim / 16][4];
+    if (a.alone && !a.keep && end > r.pos) dependency_wait();
+    blocks_find(a, r.lane, first, end, a.together * CELLS, s.blocks);
     __syncthreads();
-    tile_cells<HD, CODES>(a, blocks[0], head, false, 0, end, k);
-    rows.query_read(a, lane);
-    for (uint32_t i = 0; i < n_parts; i++) {
-        const uint32_t first = i * CELLS;
-        float part[2];
-        uint32_t p[CELLS / 8][2];
-        tile_cells<HD, CODES>(a, blocks[i % 2], head, true, first, end, v);
-        if (i + 1 < n_parts) blocks_find(a, last.lane, first + CELLS, end, blocks[(i + 1) % 2]);
+    KV::ask(a, blocks, head, false, first, end, k);
+    copies_commit();
+    KV::ask(a, blocks, head, true, first, end, v);
+    copies_commit();
+    if (a.alone && (a.keep || end <= r.pos)) dependency_wait();
+    few_query<KV::dim, H>(a, row, h0, n_heads, threadIdx.x % WARP, q);
+    few_sums<KV, H> sums;
+    for (;;) {
+        const uint32_t next = first + CELLS;
+        float most[2];
+        if (a.keep && next > r.pos) { /* the row's own cell is not there yet */
+            const uint32_t task = threadIdx.x / GROUP_LANES;
+            const kept_quad fresh(a.kv, row, task % 2, head, task / 2, task / 2 < a.kv.n_groups);
+            if (g == 0) fresh.write(a.kv, r);
+            copies_wait<0>();
+            __syncthreads();
+            KV::keep(fresh, fresh.is_v ? v : k, r.pos - first);
+        }
         copies_wait<1>();
         __syncthreads();
-        rows.part_scores(a, k, (int)first, lane, part, p);
-        __syncthreads();
-        if (i + 1 < n_parts)
-            tile_cells<HD, CODES>(a, blocks[(i + 1) % 2], head, false, first + CELLS, end, k);
-        else
-            copies_commit();
+        few_scores<KV, H>(a, &s, q, k, p, (int)r.pos, (int)first, most);
+        blocks += CELLS / UNIT;
+        if (next < end) KV::ask(a, blocks, head, false, next, end, k);
+        copies_commit();
         copies_wait<1>();
         __syncthreads();
-        rows.part_join(a, v, lane, part, p);
+        sums.part_join(a, p, v, most);
+        if (next >= end) break;
         __syncthreads();
+        KV::ask(a, blocks, head, true, next, end, v);
+        copies_commit();
+        first = next;
     }
-    rows.write(a, lane);
+    const uint32_t entries = a.n_splits / a.together;
+    sums.write(a, ((uint64_t)blockIdx.z * a.kv.n_heads + h0) * entries + blockIdx.x, entries,
+               n_heads);
 }
 
 /* ---- launching ---- */
 
-template <int HD> static cudaError_t launch_few(cudaStream_t s, const cuda_attend *a)
+template <class KV> constexpr int shared_bytes() { return 2 * KV::bytes + P_BYTES; }
+
+template <class KV> static cudaError_t launch_parts(cudaStream_t s, const cuda_attend *a)
 {
-    uint32_t rounds = (a->kv.n_heads / a->kv.n_kv_heads + FEW_HEADS - 1) / FEW_HEADS;
-    dim3 grid(a->n_splits, a->kv.n_kv_heads * rounds, a->n_rows);
-    return launch(s, a->dependent, a->kv.k_bits < 16 ? flash<HD, true> : flash<HD, false>, grid,
-                  FEW_THREADS, 2 * cells_bytes<HD>(), *a);
+    const uint32_t group = a->kv.n_heads / a->kv.n_kv_heads;
+    dim3 grid(a->n_splits / a->together, a->kv.n_kv_heads, a->n_rows);
+    if (group <= 8)
+        return launch(s, a->dependent, flash<KV, 1>, grid, FEW_THREADS, shared_bytes<KV>(), *a);
+    grid.y *= (group + FEW_HEADS - 1) / FEW_HEADS;
+    return launch(s, a->dependent, flash<KV, 2>, grid, FEW_THREADS, shared_bytes<KV>(), *a);
+}
+
+template <int HD> static cudaError_t launch_dim(cudaStream_t s, const cuda_attend *a)
+{
+    if (a->kv.k_bits == 16) return launch_parts<half_cells<HD, false>>(s, a);
+    if (a->kv.v_bits == 4) return launch_parts<half_cells<HD, true>>(s, a);
+    return launch_parts<byte_cells<HD>>(s, a);
 }
 
 extern "C" cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_attend *a)
 {
-    cudaError_t e = a->kv.head_dim <= 64    ? launch_few<64>(s, a)
-                    : a->kv.head_dim <= 128 ? launch_few<128>(s, a)
-                                            : launch_few<256>(s, a);
+    cudaError_t e = a->kv.head_dim <= 64    ? launch_dim<64>(s, a)
+                    : a->kv.head_dim <= 128 ? launch_dim<128>(s, a)
+                                            : launch_dim<256>(s, a);
+    const uint32_t warps = FEW_THREADS / WARP;
     if (e) return e;
-    uint32_t threads = (a->kv.head_dim + WARP - 1) / WARP * WARP;
-    uint32_t values = a->n_splits * a->kv.head_dim; /* one buffer when that holds all */
-    if (a->n_splits > JOIN_PARTS || values > JOIN_VALUES) values = 2 * JOIN_VALUES;
-    return launch(s, a->dependent, flash_join, dim3(a->kv.n_heads, a->n_rows), threads,
-                  values * sizeof(float), *a);
+    return launch(s, a->dependent, flash_join, dim3((a->kv.n_heads + warps - 1) / warps, a->n_rows),
+                  FEW_THREADS, 0, *a);
 }
 
-template <int HD> static cudaError_t launch_tiles(cudaStream_t s, const cuda_attend *a)
+template <class KV> static cudaError_t allow_parts()
 {
-    dim3 grid(a->kv.n_kv_heads, a->n_rows);
-    return launch(s, a->dependent,
-                  a->kv.k_bits < 16 ? flash_tiles<HD, true> : flash_tiles<HD, false>, grid,
-                  TILE_THREADS, 2 * cells_bytes<HD>(), *a);
+    cudaError_t e = allow_shared(flash<KV, 1>, shared_bytes<KV>());
+    return e ? e : allow_shared(flash<KV, 2>, shared_bytes<KV>());
 }
 
-extern "C" cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda_attend *a)
+template <int HD> static cudaError_t allow_dim()
 {
-    return a->kv.head_dim <= 64 ? launch_tiles<64>(s, a) : launch_tiles<128>(s, a);
-}
-
-template <int HD> static cudaError_t allow_few()
-{
-    cudaError_t e = allow_shared(flash<HD, false>, 2 * cells_bytes<HD>());
-    return e ? e : allow_shared(flash<HD, true>, 2 * cells_bytes<HD>());
-}
-template <int HD> static cudaError_t allow_tiles()
-{
-    cudaError_t e = allow_shared(flash_tiles<HD, false>, 2 * cells_bytes<HD>());
-    return e ? e : allow_shared(flash_tiles<HD, true>, 2 * cells_bytes<HD>());
+    cudaError_t e = allow_parts<half_cells<HD, false>>();
+    if (!e) e = allow_parts<half_cells<HD, true>>();
+    return e ? e : allow_parts<byte_cells<HD>>();
 }
 
 extern "C" cudaError_t cuda_flash_prepare(uint32_t *dim_max)
 {
-    cudaError_t e = allow_few<64>();
-    if (!e) e = allow_few<128>();
-    if (!e) e = allow_tiles<64>();
-    if (!e) e = allow_tiles<128>();
-    if (!e) e = allow_shared(flash_join, 2 * JOIN_VALUES * sizeof(float));
+    cudaError_t e = allow_dim<64>();
+    if (!e) e = allow_dim<128>();
+    if (!e) e = cuda_tiles_prepare();
     *dim_max = 256;
-    if (!e && allow_few<256>() != cudaSuccess) {
+    if (!e && allow_dim<256>() != cudaSuccess) {
         (void)cudaGetLastError(); /* more than the card has */
         *dim_max = 128;
     }

@@ -28,6 +28,7 @@ enum {
     CUDA_X_BYTES = 640,
     CUDA_SPLIT_CELLS = 256, /* cells whose attention is summed by itself, at fixed positions */
     CUDA_FLASH_CELLS = 128, /* likewise with tensor cores */
+    CUDA_FLASH_STRETCH = 8, /* parts that join by themselves */
     CUDA_FLASH_DIM = 128,   /* heads of at most so many values have tiles of token rows */
     CUDA_FLASH_ROWS = 128,  /* (token row, query head) of such a tile */
     CUDA_HEAD_DIM_MAX = 256,
@@ -132,8 +133,13 @@ struct cuda_attend {
     uint32_t first_row, n_rows;    /* in turns, as many as the partial sums hold; spans, if so */
     uint32_t n_splits;             /* at least what the longest of the rows needs */
     float scale;
-    float *ml, *o; /* [row][head][split][2]: largest score, sum; [row][head][split][head_dim] */
+    float *ml, *o; /* [row][head][n][2]: largest score, sum; [row][head][n][head_dim]; n: n_splits,
+                      divided by together where that is more than 1 */
     uint32_t dependent, quantise;
+    /* Of cuda_launch_flash. keep: K and V of 8 bits are still in fresh; only where alone. */
+    uint32_t together; /* parts that one block of threads has: 1 or CUDA_FLASH_STRETCH */
+    uint32_t alone;    /* each row is of a lane of its own */
+    uint32_t keep;
 };
 
 struct cuda_keep { /* K and V of the window's rows from fresh to their cells */
@@ -232,6 +238,7 @@ cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
  * cuda_launch_flash. */
 cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps);
 cudaError_t cuda_flash_prepare(uint32_t *dim_max);
+cudaError_t cuda_tiles_prepare(void);
 
 #ifdef CISTERN_DEATH_POINTS
 /* An error that sticks: no call of this process succeeds after it. */

@@ -15,7 +15,9 @@
 enum {
     GRAPHS_MAX =
         96, /* shapes that are kept: row counts in use times a few lengths, times two flights */
-    CAPTURE_AFTER = 2, /* launches of a shape before it is worth a graph */
+    CAPTURE_AFTER = 2,      /* launches of a shape before it is worth a graph */
+    STRETCHES_LEAST = 1024, /* blocks of threads: with 256 of them an H200 is slower, with so many
+                               faster; see tests/bench/README.md */
 };
 
 enum op_kind {
@@ -399,6 +401,13 @@ static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue ep
     return a;
 }
 
+/* K and V are rounded by the attention that follows: of a lane's several rows each needs those
+ * before it. */
+static bool keeps_late(const struct backend *b)
+{
+    return b->flash && b->block.k_bits == 8 && b->block.v_bits == 8 && b->lone_rows;
+}
+
 void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer *x,
               struct backend_weight *const w[3], uint32_t layer)
 {
@@ -413,7 +422,7 @@ void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer
         a->part[0] = i;
         if (b->arena) a->kv = cuda_kv_of(b, layer);
     }
-    if (!b->fresh || !b->arena) return;
+    if (!b->fresh || !b->arena || keeps_late(b)) return;
     struct cuda_keep *k = &op_add(b, OP_KEEP)->keep;
     k->kv = cuda_kv_of(b, layer);
     k->n_rows = x->n_rows;
@@ -435,6 +444,17 @@ static struct cuda_attend *attend_add(struct backend *b, enum op_kind kind,
     return a;
 }
 
+/* With a stretch each, blocks of threads write less and leave less to join than with a part each;
+ * there must be enough of them for all multiprocessors, also when the longest row is little more
+ * than half of what n_splits says. */
+static uint32_t together(const struct backend *b, const struct cuda_attend *a)
+{
+    uint64_t blocks = (uint64_t)a->n_rows * b->want.n_kv_heads * a->n_splits / CUDA_FLASH_STRETCH;
+    return b->flash && a->n_splits >= CUDA_FLASH_STRETCH && blocks >= STRETCHES_LEAST
+               ? CUDA_FLASH_STRETCH
+               : 1;
+}
+
 /* Rows in turns, as many as the partial sums have room for. */
 void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backend_buffer *q,
                  uint32_t layer)
@@ -451,6 +471,9 @@ void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backe
         a->first_row = i;
         a->n_rows = min_u32(rows, b->n_listed - i);
         a->n_splits = splits;
+        a->together = together(b, a);
+        a->keep = keeps_late(b);
+        a->alone = b->lone_rows;
         a->quantise = y->quantised;
     }
     if (b->n_spans == 0) return;

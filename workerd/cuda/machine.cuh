@@ -72,11 +72,13 @@ __device__ __forceinline__ void copy16(void *to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
                  : "memory");
 }
-/* Zeros in place of what is not there; `from` must be an address all the same. */
-__device__ __forceinline__ void copy16_or_zeros(void *to, const void *from, bool there)
+/* The first `bytes` of 16 and zeros behind them; `from` must be an address also when there are
+ * none.
+ */
+__device__ __forceinline__ void copy16_first(void *to, const void *from, uint32_t bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(there ? 16 : 0)
+                 "l"(from), "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void copies_commit()

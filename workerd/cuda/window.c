@@ -253,6 +253,7 @@ void cuda_begin(struct backend *b, const struct window *w)
     b->failed = cudaSuccess;
     b->refused = b->arena ? 0 : -EINVAL;
     b->n_rows = w->n_rows;
+    b->lone_rows = true;
     b->longest = 0;
     b->n_spans = 0;
     b->n_listed = 0;
@@ -267,6 +268,7 @@ void cuda_begin(struct backend *b, const struct window *w)
         place_lane(b, i, l);
         span_lane(b, l);
         place_rows(b, w, i);
+        b->lone_rows = b->lone_rows && l->n_rows == 1;
     }
     if (b->refused) return;
 #ifdef CISTERN_DEATH_POINTS
