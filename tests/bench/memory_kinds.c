@@ -3,7 +3,7 @@
  * The two kinds of memory that an arena can be (pool.memory), made by one process and used on a
  * card by another as poold and a worker do: how long each takes, how fast the card reads it, and
  * what is left of it when one of them, or both, are killed. Prints CSV. Usage: memory_kinds DEVICE
- * GIB...
+ * [shm|cuda] GIB...     without a kind: both
  */
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -334,17 +334,18 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc < 3) {
-        fprintf(stderr, "usage: memory_kinds DEVICE GIB...\n");
+        fprintf(stderr, "usage: memory_kinds DEVICE [shm|cuda] GIB...\n");
         return 2;
     }
     printf("kind,gib,what,value,unit\n");
     (void)fflush(stdout); /* before there are children */
     static const char *const kinds[] = {"shm", "cuda"};
-    for (int i = 2; i < argc; i++)
+    const char *only = argv[2][0] < '0' || argv[2][0] > '9' ? argv[2] : NULL;
+    for (int i = only ? 3 : 2; i < argc; i++)
         for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
             kind = kinds[k];
             gib = strtoull(argv[i], NULL, 10);
-            row(argv[1]);
+            if (!only || strcmp(only, kind) == 0) row(argv[1]);
         }
     return 0;
 }
