@@ -3,8 +3,10 @@
 #define WORKERD_CUDA_CELLS_CUH
 /*
  * A part's K or V of one head on its way into shared memory, as halves whatever they are kept as
- * (proto/kv_block.h): [cell][row_halves]. Part of flash.cu's arithmetic: a code times its scale is
- * rounded to a half once.
+ * (proto/kv_block.h): [cell][row_halves]. Part of flash.cuh's arithmetic: a code times its scale is
+ * rounded to a half once. K of codes of 8 bits has its dimensions in another order within each 16,
+ * pairs 0 2 4 6 1 3 5 7: what ldmatrix gives a lane of codes as they are (flash.cu), and query_dim
+ * of q.
  */
 #include "workerd/cuda/device.cuh"
 
