@@ -492,12 +492,13 @@ static int start(struct worker *w)
     if (n < 0 || (size_t)n >= sizeof(w->endpoint))
         return why_set(w->why, -ENAMETOOLONG, "run.dir = %s is too long for a socket's path",
                        w->config->run.dir);
-    int r = model_open(w);
+    /* Signals first: a device's driver that is asked for its free memory starts threads. */
+    int r = loop_start(w);
+    if (r == 0) r = model_open(w);
     /* A head that starts before poold needs a place for its socket. */
     if (r == 0 && mkdir(w->config->run.dir, 0700) < 0 && errno != EEXIST)
         r = why_set(w->why, -errno, "run.dir = %s: cannot be made: %s", w->config->run.dir,
                     strerror(errno));
-    if (r == 0) r = loop_start(w);
     if (r == 0) r = stage_start(w);
     if (r == 0) r = client_start(w);
     return r;

@@ -121,6 +121,17 @@ class Process:
         status = self.wait()
         assert status == 0, f"{self.name} ended with {status} after SIGTERM\n{self.text()}"
 
+    def is_ended_by_its_loop(self):
+        """SIGTERM is blocked in all of its threads, a driver's too: it can only be read."""
+        for task in pathlib.Path(f"/proc/{self.pid}/task").iterdir():
+            try:
+                blocked = re.search(r"^SigBlk:\s*(\w+)", (task / "status").read_text(), re.MULTILINE)
+            except OSError:
+                continue  # the thread ended
+            if not int(blocked[1], 16) & 1 << (signal.SIGTERM - 1):
+                return False
+        return True
+
     def freeze(self):
         """Returns when every thread of it stands still."""
         self.send(signal.SIGSTOP)
@@ -261,6 +272,8 @@ class Cistern:
                 continue
             dead = next(p for p in waiting if p.pidfd in readable)
             raise Died(f"{dead.name} ended with {dead.wait()}\n{dead.text()}")
+        for p in processes:
+            assert p.is_ended_by_its_loop(), f"{p.name}: a thread takes SIGTERM by itself"
 
     def start_poold(self):
         self.poold = self.launch("poold")
