@@ -51,6 +51,7 @@ struct bench {
     uint32_t *listed, n_spans;
 };
 
+static bool tiles_roomy;
 static void *got[32];
 static uint32_t n_got;
 
@@ -214,6 +215,25 @@ static void check_same(const struct bench *b, const float *x, const float *y, co
             ck_abort_msg("%s: row %u, value %u: %a and %a", what, i / width, i % width, x[i], y[i]);
 }
 
+/* Spans with all of a head's cells, and divided into stretches and pairs of them, by both ways of a
+ * card. */
+static void check_tiles(struct bench *b, const float *parts)
+{
+    static const char *const what[] = {"tiles", "tiles of a stretch", "tiles of two stretches"};
+    for (uint32_t i = 0; i < 2 * ARRAY_LEN(what); i++) {
+        struct cuda_attend a = attend_of(b, 1);
+        a.n_rows = b->n_spans;
+        a.each = i / 2;
+        a.stretches = CELLS / (CUDA_FLASH_CELLS * CUDA_FLASH_STRETCH) + 1;
+        a.roomy = i % 2;
+        if (a.roomy && !tiles_roomy) continue;
+        ok(cuda_launch_flash_tiles(NULL, &a));
+        float *tiles = result(b);
+        check_same(b, parts, tiles, what[i / 2]);
+        free(tiles);
+    }
+}
+
 START_TEST(rows_by_themselves_and_in_tiles)
 {
     struct bench b;
@@ -229,13 +249,7 @@ START_TEST(rows_by_themselves_and_in_tiles)
     float *stretches = result(&b);
     check_same(&b, parts, stretches, "stretches");
     free(stretches);
-    if (b.s.head_dim <= CUDA_FLASH_DIM) {
-        a.n_rows = b.n_spans;
-        ok(cuda_launch_flash_tiles(NULL, &a));
-        float *tiles = result(&b);
-        check_same(&b, parts, tiles, "tiles");
-        free(tiles);
-    }
+    if (b.s.head_dim <= CUDA_FLASH_DIM) check_tiles(&b, parts);
     free(parts);
     give_all();
 }
@@ -285,7 +299,9 @@ int main(void)
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) return 77;
     bool roomy, overlaps;
     uint32_t dim_max;
-    if (cuda_product_prepare(&roomy, &overlaps) || cuda_flash_prepare(&dim_max)) return 1;
+    if (cuda_product_prepare(&roomy, &overlaps) || cuda_flash_prepare(&dim_max) ||
+        cuda_tiles_prepare(&tiles_roomy))
+        return 1;
     Suite *s = suite_create("flash");
     TCase *t = tcase_create("bits");
     tcase_set_timeout(t, 300);

@@ -66,6 +66,28 @@ __device__ __forceinline__ uint32_t codes_halves(uint32_t codes, uint32_t which,
     return halves_of_codes(__byte_perm(codes, 0x64646464, which), 0x64806480, scale);
 }
 
+/* Sixteen codes of a cell as halves; the two eights of K's of 8 bits in the order of query_dim. */
+template <int BITS, bool TURNED>
+__device__ __forceinline__ void codes_make(const uint4 &code, __half scale, uint4 to[2])
+{
+    const __half2 by = __half2half2(scale);
+    const uint32_t w[4] = {code.x, code.y, code.z, code.w};
+    uint32_t h[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (BITS == 8) {
+            h[k] = codes_halves(w[k / 2] ^ 0x80808080, k % 2 ? 0x4342 : 0x4140, by);
+        } else { /* the halves of byte k % 4 */
+            uint32_t v = w[k / 4], j = k % 4;
+            uint32_t bits = __byte_perm(v & 0x0f0f0f0f, v >> 4 & 0x0f0f0f0f,
+                                        j | j << 4 | (4 + j) << 8 | (4 + j) << 12);
+            h[k] = halves_of_codes((bits & 0x00ff00ff) | 0x64006400, 0x64086408, by);
+        }
+    }
+    to[0] = TURNED ? make_uint4(h[0], h[2], h[4], h[6]) : make_uint4(h[0], h[1], h[2], h[3]);
+    to[1] = TURNED ? make_uint4(h[1], h[3], h[5], h[7]) : make_uint4(h[4], h[5], h[6], h[7]);
+}
+
 /* The same for codes of 8 and 4 bits: a thread reads its pieces of 16 codes of one cell, all at
  * once, and later makes halves of them. */
 template <int HD, int THREADS> struct cells_codes {
@@ -121,28 +143,13 @@ template <int HD, int THREADS> struct cells_codes {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const uint32_t p = i * THREADS + threadIdx.x, c = p / (HD / 16), d = p % (HD / 16) * 16;
-            const __half2 by = __half2half2(scale[i]);
-            const uint32_t w[4] = {code[i].x, code[i].y, code[i].z, code[i].w};
-            uint32_t h[8];
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                if (eight) { /* bytes 0 and 1, or 2 and 3, below the bytes of 1024 */
-                    uint32_t v = w[k / 2] ^ 0x80808080;
-                    uint32_t bits = __byte_perm(v, 0x64646464, k % 2 ? 0x4342 : 0x4140);
-                    h[k] = halves_of_codes(bits, 0x64806480, by);
-                } else { /* the halves of byte k % 4 */
-                    uint32_t v = w[k / 4], j = k % 4;
-                    uint32_t bits = __byte_perm(v & 0x0f0f0f0f, v >> 4 & 0x0f0f0f0f,
-                                                j | j << 4 | (4 + j) << 8 | (4 + j) << 12);
-                    h[k] = halves_of_codes((bits & 0x00ff00ff) | 0x64006400, 0x64086408, by);
-                }
-            }
             uint4 *at = (uint4 *)(to + c * row_halves<HD>() + d);
-            const bool turned = !is_v && eight;
-            at[0] =
-                turned ? make_uint4(h[0], h[2], h[4], h[6]) : make_uint4(h[0], h[1], h[2], h[3]);
-            at[1] =
-                turned ? make_uint4(h[1], h[3], h[5], h[7]) : make_uint4(h[4], h[5], h[6], h[7]);
+            if (!eight)
+                codes_make<4, false>(code[i], scale[i], at);
+            else if (is_v)
+                codes_make<8, false>(code[i], scale[i], at);
+            else
+                codes_make<8, true>(code[i], scale[i], at);
         }
     }
 };

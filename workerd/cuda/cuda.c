@@ -78,6 +78,7 @@ static int open_device(struct backend *b, struct why *why)
         return why_set(why, -ENODEV, "%s can't be opened: %s", b->want.device,
                        cudaGetErrorString(e));
     b->capability = 10 * p.major + p.minor;
+    b->multiprocessors = (uint32_t)p.multiProcessorCount;
     struct cuda_card card = {b->want.device, p.name, (uint32_t)b->capability,
                              p.canUseHostPointerForRegisteredMem != 0};
     int r = cuda_card_check(&card, why);
@@ -88,6 +89,7 @@ static int open_device(struct backend *b, struct why *why)
     uint32_t dim_max = 0;
     if (e == cudaSuccess) e = cuda_product_prepare(&b->roomy, &b->overlaps);
     if (e == cudaSuccess) e = cuda_flash_prepare(&dim_max);
+    if (e == cudaSuccess) e = cuda_tiles_prepare(&b->tiles_roomy);
     /* The float32 reference keeps to float32 throughout. */
     b->flash = !b->want.float32 && b->block.k_bits <= 16 && b->want.head_dim <= dim_max;
     b->flash_tiles = b->flash && b->want.head_dim <= CUDA_FLASH_DIM &&
@@ -126,7 +128,7 @@ static int parts_new(struct backend *b)
     b->part_ml = cuda_get(b, n * w->n_heads * 2 * sizeof(float));
     b->part_o = cuda_get(b, n * w->n_heads * w->head_dim * sizeof(float));
     uint32_t turns = (uint32_t)(splits * w->max_rows / n) + 1;
-    b->list = cuda_list_new(w->n_layers * (OPS_A_LAYER + turns) + OPS_BESIDE);
+    b->list = cuda_list_new(w->n_layers * (OPS_A_LAYER + CUDA_SPAN_TURNS + turns) + OPS_BESIDE);
     return b->part_ml && b->part_o ? 0 : -ENOMEM;
 }
 

@@ -17,6 +17,7 @@
 
 enum {
     CUDA_ROWS_GRAPH = 64, /* windows of at most so many rows are launched as graphs: generating */
+    CUDA_SPAN_TURNS = 4,  /* launches that spans' attention takes, at most */
     CUDA_SPAN_LEAST = 8,  /* rows of a lane that are worth a span */
     CUDA_PICKS = 64,      /* rows that a list picks, and greedy tokens that it gives, at most */
 };
@@ -103,6 +104,10 @@ struct backend {
     /* Windows that are no graph: rows of a lane together, and the rows beside. */
     struct cuda_span *spans;
     uint32_t *listed, n_spans, n_listed;
+    uint32_t longest_span; /* cells that the longest span reads */
+    /* Stretches that this is; how many of them a block of threads attends to, 0 for all; spans of
+     * one launch. */
+    uint32_t span_stretches, span_each, span_turn;
 
     /* The arena. */
     struct pool_arena *arena;
@@ -116,8 +121,10 @@ struct backend {
     uint8_t **run;         /* [layer] */
     struct cuda_resident resident;
 
-    bool overlaps;             /* a kernel may begin while the one before it ends */
-    bool roomy;                /* of struct cuda_product */
+    bool overlaps;    /* a kernel may begin while the one before it ends */
+    bool roomy;       /* of struct cuda_product */
+    bool tiles_roomy; /* of struct cuda_attend */
+    uint32_t multiprocessors;
     bool flash, flash_tiles;   /* attention by tensor cores; also of spans */
     float scale;               /* of scores */
     float *part_ml, *part_o;   /* partial sums of attention */

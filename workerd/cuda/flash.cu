@@ -540,7 +540,6 @@ extern "C" cudaError_t cuda_flash_prepare(uint32_t *dim_max)
 {
     cudaError_t e = allow_dim<64>();
     if (!e) e = allow_dim<128>();
-    if (!e) e = cuda_tiles_prepare();
     *dim_max = 256;
     if (!e && allow_dim<256>() != cudaSuccess) {
         (void)cudaGetLastError(); /* more than the card has */

@@ -140,6 +140,10 @@ struct cuda_attend {
     uint32_t together; /* parts that one block of threads has: 1 or CUDA_FLASH_STRETCH */
     uint32_t alone;    /* each row is of a lane of its own */
     uint32_t keep;
+    /* Of cuda_launch_flash_tiles; ml and o are [span][kv head][CUDA_FLASH_ROWS][stretches]. */
+    uint32_t stretches; /* at least what the longest of the spans needs */
+    uint32_t each;      /* of them one block of threads has so many; 0: all, without ml and o */
+    uint32_t roomy;     /* the card has room for the next cells in shared memory */
 };
 
 struct cuda_keep { /* K and V of the window's rows from fresh to their cells */
@@ -238,7 +242,7 @@ cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
  * cuda_launch_flash. */
 cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps);
 cudaError_t cuda_flash_prepare(uint32_t *dim_max);
-cudaError_t cuda_tiles_prepare(void);
+cudaError_t cuda_tiles_prepare(bool *roomy); /* of struct cuda_attend */
 
 #ifdef CISTERN_DEATH_POINTS
 /* An error that sticks: no call of this process succeeds after it. */

@@ -455,6 +455,21 @@ static uint32_t together(const struct backend *b, const struct cuda_attend *a)
                : 1;
 }
 
+/* All of a span's cells in one block of threads, or divided (window.c). */
+static void spans_attend(struct backend *b, struct backend_buffer *y,
+                         const struct backend_buffer *q, uint32_t layer)
+{
+    for (uint32_t i = 0; i < b->n_spans; i += b->span_turn) {
+        struct cuda_attend *a = attend_add(b, OP_FLASH_TILES, y, q, layer);
+        a->spans = b->spans;
+        a->first_row = i;
+        a->n_rows = min_u32(b->span_turn, b->n_spans - i);
+        a->stretches = b->span_stretches;
+        a->each = b->span_each;
+        a->roomy = b->tiles_roomy;
+    }
+}
+
 /* Rows in turns, as many as the partial sums have room for. */
 void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backend_buffer *q,
                  uint32_t layer)
@@ -476,10 +491,7 @@ void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backe
         a->alone = b->lone_rows;
         a->quantise = y->quantised;
     }
-    if (b->n_spans == 0) return;
-    struct cuda_attend *a = attend_add(b, OP_FLASH_TILES, y, q, layer);
-    a->spans = b->spans;
-    a->n_rows = b->n_spans;
+    if (b->n_spans > 0) spans_attend(b, y, q, layer);
 }
 
 void cuda_project(struct backend *b, struct backend_buffer *x, struct backend_buffer *y,

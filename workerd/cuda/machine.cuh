@@ -72,6 +72,16 @@ __device__ __forceinline__ void copy16(void *to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
                  : "memory");
 }
+__device__ __forceinline__ void copy8(void *to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void copy4(void *to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+                 : "memory");
+}
 /* The first `bytes` of 16 and zeros behind them; `from` must be an address also when there are
  * none.
  */
@@ -88,6 +98,13 @@ __device__ __forceinline__ void copies_commit()
 template <int LEFT> __device__ __forceinline__ void copies_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* Waits for the other threads, `threads` in all, that name the same barrier (0 is __syncthreads').
+ */
+__device__ __forceinline__ void barrier_wait(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* d = a b + c: 16 rows by 8 columns, k 32, int8 codes and exact integer sums. */

@@ -1,222 +1,523 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Attention of a prompt's rows (flash.cuh): a block of eight warps has 128 (token row, query head)
- * of a span of one lane's rows and one K/V head, a warp 16 of them with all cells; K of the next
- * part is on its way while V is multiplied, and V while K is. The sums of the stretches before lie
- * in y until the last one has joined. K/V of a head is 16 cells x head_dim consecutive values, so
- * reads are of 2 KiB and more, also over PCIe.
+ * of a span of one lane's rows and one K/V head. Two warps have 32 of them: each makes the scores
+ * of half of a part's cells, then the sums of half of head_dim's values, so what a warp reads of K
+ * and V is multiplied by two tiles of rows; the weights go from one to the other through shared
+ * memory.
+ *
+ * DEEP: the next part's K and V are on their way while one's are multiplied. Codes come as they are
+ * and become halves in between: half of the warps do that before they multiply, the others after,
+ * so that a scheduler has one of each. Without (a card with less shared memory) K comes while V is
+ * multiplied, and V while K is.
+ *
+ * The sums of the stretches before lie in y until the last one has joined. Where rows are few and
+ * cells many (window.c), the stretches are divided among blocks, which leave each one's sums, and
+ * tiles_join does the same with them.
  */
-#include "workerd/cuda/flash.cuh"
+#include "workerd/cuda/tiles.cuh"
 
-enum { TILE_THREADS = 256 };
-
-/* Where a lane's first or second (token row, query head) is; found anew rather than kept in
- * registers. */
+/* Where (token row, query head) i of a block is. */
 struct tile_place {
     uint32_t row, head;
     bool there;
 
-    __device__ __forceinline__ tile_place(const cuda_attend &a, int h)
+    __device__ __forceinline__ tile_place(const cuda_attend &a, uint32_t i)
     {
         const cuda_span span = a.spans[a.first_row + blockIdx.y];
         const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads;
-        const uint32_t i = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4 + 8 * h;
         there = i < span.n_rows * group;
         row = span.first_row + (there ? i / group : 0);
         head = blockIdx.x * group + i % group;
     }
 };
 
-/* What a lane has of its two (token row, query head)s. */
-template <int HD> struct tile_rows {
-    int pos[2];                          /* -1: there is none */
-    float most[2], sum[2], o[HD / 8][4]; /* of the stretch */
-    float most_before[2], sum_before[2]; /* of all before it, whose o is y */
-    uint32_t q[HD / 16][4];
+/* The sums that a divided block leaves of (token row, query head) i and a stretch. */
+__device__ __forceinline__ uint64_t tile_entry(const cuda_attend &a, uint32_t i, uint32_t stretch)
+{
+    const uint64_t tile = (uint64_t)blockIdx.y * a.kv.n_kv_heads + blockIdx.x;
+    return (tile * TILE_ROWS + i) * a.stretches + stretch;
+}
 
-    __device__ __forceinline__ tile_rows(const cuda_attend &a)
+/* ---- a warp's rows ---- */
+
+/* What a lane has: of two tiles of 16 rows the scores of half of a part's cells, and sums of half
+ * of head_dim's values. */
+template <int HD> struct tile_rows {
+    static const int N = HD / 16;         /* eights of values */
+    float most[2][2], sum[2], o[2][N][4]; /* of the stretch; sum: of the first tile alone */
+    uint32_t q[2][HD / 16][4];
+
+    __device__ __forceinline__ static int half() { return threadIdx.x / WARP % 2; }
+    __device__ __forceinline__ static uint32_t lane() { return threadIdx.x % WARP; }
+    /* The first of a tile's rows: either warp of a pair has another one as its first tile. */
+    __device__ __forceinline__ static uint32_t tile(int t)
     {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const tile_place at(a, h);
-            pos[h] = at.there ? (int)a.kv.rows[at.row].pos : -1;
-            most_before[h] = -CUDART_INF_F;
-            sum_before[h] = 0;
-        }
-        stretch_begin();
+        return threadIdx.x / (2 * WARP) * PAIR_ROWS + (t ^ half()) * 16;
     }
+    __device__ __forceinline__ static uint32_t row(int t, int h)
+    {
+        return tile(t) + lane() / 4 + 8 * h;
+    }
+    __device__ __forceinline__ static void pair_wait()
+    {
+        barrier_wait(1 + threadIdx.x / (2 * WARP), 2 * WARP);
+    }
+
     __device__ __forceinline__ void stretch_begin()
     {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            most[h] = -CUDART_INF_F;
-            sum[h] = 0;
-        }
+        for (int t = 0; t < 2; t++) {
+            most[t][0] = most[t][1] = -CUDART_INF_F;
+            sum[t] = 0;
 #pragma unroll
-        for (int n = 0; n < HD / 8; n++)
-            o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
+            for (int n = 0; n < N; n++)
+                o[t][n][0] = o[t][n][1] = o[t][n][2] = o[t][n][3] = 0;
+        }
     }
     /* A's fragments, from the float32 rows. */
-    __device__ __forceinline__ void query_read(const cuda_attend &a, int lane)
+    __device__ __forceinline__ void query_read(const cuda_attend &a)
     {
         const uint32_t hd = a.kv.head_dim;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const tile_place at(a, h);
-            const float *from = a.q.f + (uint64_t)at.row * a.q.width + at.head * hd;
+        for (int t = 0; t < 2; t++)
 #pragma unroll
-            for (int k = 0; k < HD / 8; k++) {
-                uint32_t d = query_dim(a, k, lane);
-                float2 v = pos[h] >= 0 && d < hd ? *(const float2 *)(from + d) : make_float2(0, 0);
-                q[k / 2][k % 2 * 2 + h] = halves_of(v.x, v.y);
+            for (int h = 0; h < 2; h++) {
+                const tile_place at(a, row(t, h));
+                const float *from = a.q.f + (uint64_t)at.row * a.q.width + at.head * hd;
+#pragma unroll
+                for (int k = 0; k < HD / 8; k++) {
+                    uint32_t d = query_dim(a, k, (int)lane());
+                    float2 v = at.there && d < hd ? *(const float2 *)(from + d) : make_float2(0, 0);
+                    q[t][k / 2][k % 2 * 2 + h] = halves_of(v.x, v.y);
+                }
+            }
+    }
+    __device__ __forceinline__ void scores(const __half *k, float s[2][8][4]) const
+    {
+        const uint32_t at = half_at<HD>(half() * (CELLS / 2) + lane() % 8, lane() / 8);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int t = 0; t < 2; t++)
+                s[t][n][0] = s[t][n][1] = s[t][n][2] = s[t][n][3] = 0;
+#pragma unroll
+        for (int i = 0; i < HD / 16; i += 2) {
+            const __half *from = k + (at ^ i * 16);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                uint32_t b[4];
+                load_matrices(b, from + n * 8 * HD);
+                mma_f16(s[0][n], q[0][i], b[0], b[1]);
+                mma_f16(s[1][n], q[1][i], b[0], b[1]);
+                mma_f16(s[0][n], q[0][i + 1], b[2], b[3]);
+                mma_f16(s[1][n], q[1][i + 1], b[2], b[3]);
             }
         }
     }
-    /* The part's p are made from its scores; V is multiplied by them. */
-    __device__ __forceinline__ void part_scores(const cuda_attend &a, const __half *k, int first,
-                                                int lane, float part[2], uint32_t p[CELLS / 8][2])
+    /* The part's p are made from its scores. pos: of the span's first row. */
+    __device__ __forceinline__ void weights(const cuda_attend &a, tile_shared &shared,
+                                            const __half *k, __half *p_at, uint32_t first,
+                                            uint32_t pos)
     {
-        float s[CELLS / 8][4];
-        scores_make<HD, CELLS / 8>(q, k, lane, s);
-        if (first + CELLS - 1 > min(pos[0], pos[1]))
-            scores_select<CELLS / 8, 2>(pos, first, lane, s);
-        scores_most<CELLS / 8, 2>(s, part);
+        const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads;
+        float s[2][8][4];
+        scores(k, s);
 #pragma unroll
-        for (int n = 0; n < CELLS / 8; n++)
-            weights_make<2>(s[n], part, a.scale * LOG2_E, p[n]);
+        for (int t = 0; t < 2; t++) {
+            float part[2];
+            if (first + CELLS > pos + 1) {
+                const int own[2] = {(int)(pos + row(t, 0) / group), (int)(pos + row(t, 1) / group)};
+                scores_select<8, 2>(own, (int)first + half() * (CELLS / 2), (int)lane(), s[t]);
+            }
+            scores_most<8, 2>(s[t], part);
+            if (lane() % 4 == 0) {
+                shared.most[half()][row(t, 0)] = part[0];
+                shared.most[half()][row(t, 1)] = part[1];
+            }
+        }
+        pair_wait();
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            const float part[2] = {part_most(shared, t, 0), part_most(shared, t, 1)};
+            const uint32_t at = half_at<CELLS>(row(t, 0), half() * 8) + lane() % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                uint32_t p[2];
+                weights_make<2>(s[t][n], part, a.scale * LOG2_E, p);
+                *(uint32_t *)(p_at + (at ^ n * 8)) = p[0];
+                *(uint32_t *)(p_at + (at ^ n * 8) + 8 * CELLS) = p[1];
+            }
+        }
     }
-    __device__ __forceinline__ void part_join(const cuda_attend &a, const __half *v, int lane,
-                                              const float part[2], const uint32_t p[CELLS / 8][2])
+    __device__ __forceinline__ static float part_most(const tile_shared &s, int t, int h)
     {
-        float of[HD / 8][4] = {}, l[4] = {};
+        return fmaxf(s.most[0][row(t, h)], s.most[1][row(t, h)]);
+    }
+    /* V is multiplied by the weights; the part joins its stretch. */
+    __device__ __forceinline__ void part_join(const cuda_attend &a, const tile_shared &shared,
+                                              const __half *p_at, const __half *v)
+    {
+        const uint32_t at[2] = {half_at<CELLS>(tile(0) + lane() % 16, lane() / 16),
+                                half_at<CELLS>(tile(1) + lane() % 16, lane() / 16)};
+        const uint32_t v_at = half_at<HD>(lane() % 16, half() * N + lane() / 16);
+        float of[2][N][4] = {}, l[4] = {};
 #pragma unroll
         for (int i = 0; i < CELLS / 16; i++) {
-            const uint32_t f[4] = {p[2 * i][0], p[2 * i][1], p[2 * i + 1][0], p[2 * i + 1][1]};
-            values_add<HD, HD / 8>(f, v, i, 0, lane, of);
-            mma_f16(l, f, ONES, ONES);
+            uint32_t p[2][4];
+#pragma unroll
+            for (int t = 0; t < 2; t++)
+                load_matrices(p[t], p_at + (at[t] ^ i * 16));
+            mma_f16(l, p[0], ONES, ONES);
+#pragma unroll
+            for (int n = 0; n < N; n += 2) {
+                uint32_t b[4];
+                load_transposed(b, v + (v_at ^ n * 8) + i * 16 * HD);
+                mma_f16(of[0][n], p[0], b[0], b[1]);
+                mma_f16(of[1][n], p[1], b[0], b[1]);
+                mma_f16(of[0][n + 1], p[0], b[2], b[3]);
+                mma_f16(of[1][n + 1], p[1], b[2], b[3]);
+            }
         }
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            if (part[h] == -CUDART_INF_F) continue;
-            const joint j(most[h], part[h], a.scale * LOG2_E);
-            sum[h] = fmaf(sum[h], j.old, l[2 * h] * j.fresh);
+        for (int t = 0; t < 2; t++)
 #pragma unroll
-            for (int n = 0; n < HD / 8; n++)
+            for (int h = 0; h < 2; h++) {
+                const float part = part_most(shared, t, h);
+                if (part == -CUDART_INF_F) continue;
+                const joint j(most[t][h], part, a.scale * LOG2_E);
+                if (t == 0) sum[h] = fmaf(sum[h], j.old, l[2 * h] * j.fresh);
 #pragma unroll
-                for (int i = 2 * h; i < 2 * h + 2; i++)
-                    o[n][i] = fmaf(o[n][i], j.old, of[n][i] * j.fresh);
-        }
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int i = 2 * h; i < 2 * h + 2; i++)
+                        o[t][n][i] = fmaf(o[t][n][i], j.old, of[t][n][i] * j.fresh);
+            }
+    }
+    /* The value that a lane has of eight n; the next one is beside it. */
+    __device__ __forceinline__ static uint32_t value_of(int n)
+    {
+        return (half() * N + n) * 8 + lane() % 4 * 2;
+    }
+    /* Where it lies in y for n 0, eight more values for each further n; of a row that there is
+     * none, where another does. */
+    __device__ __forceinline__ static float *values_at(const cuda_attend &a, int t, int h)
+    {
+        const tile_place at(a, row(t, h));
+        return a.y.f + (uint64_t)at.row * a.y.width + at.head * a.kv.head_dim + value_of(0);
     }
     /* The stretch joins those before it, in y; by the last one's sum it is divided. A row that has
      * no cell in the stretch stays as it is. */
-    __device__ __forceinline__ void stretch_join(const cuda_attend &a, bool is_last, int lane)
+    __device__ __forceinline__ void stretch_join(const cuda_attend &a, tile_shared &s, bool is_last)
     {
+        float old[2][2], fresh[2][2], before[2][2], sum_before[2];
+        bool first[2][2];
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                before[t][h] = s.most_before[row(t, h)];
+                if (t == 0) sum_before[h] = s.sum_before[row(0, h)];
+                first[t][h] = before[t][h] == -CUDART_INF_F;
+                old[t][h] = 1, fresh[t][h] = -0.0f; /* x 1 + 0 -0 is x, also if that is -0 */
+                if (most[t][h] == -CUDART_INF_F) continue;
+                const joint j(before[t][h], most[t][h], a.scale * LOG2_E);
+                old[t][h] = j.old, fresh[t][h] = j.fresh;
+                if (t == 0) sum_before[h] = fmaf(sum_before[h], j.old, sum[h] * j.fresh);
+            }
+        pair_wait();
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const bool first = most_before[h] == -CUDART_INF_F, none = most[h] == -CUDART_INF_F;
-            if (pos[h] < 0 || (none && !is_last)) continue;
-            float old = 1, fresh = 0;
-            if (!none) {
-                const joint j(most_before[h], most[h], a.scale * LOG2_E);
-                old = j.old, fresh = j.fresh;
-                sum_before[h] = fmaf(sum_before[h], old, sum[h] * fresh);
-            }
-            const tile_place at(a, h);
-            float *to = a.y.f + (uint64_t)at.row * a.y.width + at.head * a.kv.head_dim;
+            if (lane() % 4) continue;
+            s.most_before[row(0, h)] = before[0][h];
+            s.sum_before[row(0, h)] = sum_before[h];
+        }
+        if (is_last) pair_wait();
 #pragma unroll
-            for (int n = 0; n < HD / 8; n++) {
-                uint32_t d = n * 8 + lane % 4 * 2;
-                if (d >= a.kv.head_dim) continue;
-                float2 v = first ? make_float2(0, 0) : *(const float2 *)(to + d);
-                v.x = fmaf(v.x, old, o[n][2 * h] * fresh);
-                v.y = fmaf(v.y, old, o[n][2 * h + 1] * fresh);
-                if (is_last)
-                    v = make_float2(__fdiv_rn(v.x, sum_before[h]), __fdiv_rn(v.y, sum_before[h]));
-                *(float2 *)(to + d) = v;
+        for (int t = 0; t < 2; t++) {
+            float *const at[2] = {values_at(a, t, 0), values_at(a, t, 1)};
+            float2 v[2][N];
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    v[h][n] = make_float2(0, 0);
+                    if (!first[t][h] && value_of(n) < a.kv.head_dim)
+                        v[h][n] = *(const float2 *)(at[h] + n * 8);
+                }
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const bool stays = most[t][h] == -CUDART_INF_F && !is_last;
+                if (!tile_place(a, row(t, h)).there || stays) continue;
+                const float by = s.sum_before[row(t, h)];
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    if (value_of(n) >= a.kv.head_dim) continue;
+                    float2 x = v[h][n];
+                    x.x = fmaf(x.x, old[t][h], o[t][n][2 * h] * fresh[t][h]);
+                    x.y = fmaf(x.y, old[t][h], o[t][n][2 * h + 1] * fresh[t][h]);
+                    if (is_last) x = make_float2(__fdiv_rn(x.x, by), __fdiv_rn(x.y, by));
+                    *(float2 *)(at[h] + n * 8) = x;
+                }
             }
         }
-        stretch_begin();
+    }
+    /* What tiles_join joins. */
+    __device__ __forceinline__ void stretch_leave(const cuda_attend &a, uint32_t stretch) const
+    {
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint64_t at = tile_entry(a, row(t, h), stretch);
+                if (t == 0 && lane() % 4 == 0)
+                    *(float2 *)(a.ml + at * 2) = make_float2(most[t][h], sum[h]);
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    if (value_of(n) < a.kv.head_dim)
+                        *(float2 *)(a.o + at * a.kv.head_dim + value_of(n)) =
+                            make_float2(o[t][n][2 * h], o[t][n][2 * h + 1]);
+            }
     }
 };
 
-/* Codes are halves at once: no registers are free to keep them in. */
-template <int HD, bool CODES>
-__device__ __forceinline__ void tile_cells(const cuda_attend &a, const uint8_t *const *blocks,
-                                           uint32_t head, bool is_v, uint32_t first, uint32_t end,
-                                           __half *to)
+/* ---- the kernels ---- */
+
+/* A block's parts. */
+struct tile_parts {
+    uint32_t begin, n, end; /* parts begin to n; cells before end */
+    uint32_t pos, lane;     /* of the span's first row */
+
+    __device__ __forceinline__ tile_parts(const cuda_attend &a)
+    {
+        const cuda_span span = a.spans[a.first_row + blockIdx.y];
+        const cuda_row first = a.kv.rows[span.first_row];
+        pos = first.pos, lane = first.lane, end = pos + span.n_rows;
+        begin = blockIdx.z * a.each * STRETCH;
+        n = (end + CELLS - 1) / CELLS;
+        if (a.each) n = min(n, begin + a.each * STRETCH);
+    }
+    /* Where cells lie, until a stretch after the one that part i is in. */
+    __device__ __forceinline__ void find(const cuda_attend &a, tile_shared &s, uint32_t i) const
+    {
+        const uint32_t stretch = i / STRETCH + 1;
+        if (i % STRETCH == 0)
+            blocks_find(a, lane, stretch * STRETCH_CELLS, end, STRETCH_CELLS,
+                        s.blocks[stretch % 2]);
+    }
+};
+
+template <int HD>
+__device__ __forceinline__ void codes_ask(const cuda_attend &a, const tile_shared &s,
+                                          const tile_parts &parts, uint32_t i)
 {
-    if (CODES) {
-        cells_codes<HD, TILE_THREADS> c;
-        c.ask(a, blocks, head, is_v, first, end);
-        c.put(a, is_v, to);
-    } else {
-        cells_ask<HD, TILE_THREADS>(a, blocks, head, is_v ? a.kv.v_off : 0, first, end, to);
+    if (i < parts.n) {
+        const tile_part part(s, i, parts.end);
+        tile_codes<HD, true, false>(a, part).ask();
+        tile_codes<HD, true, true>(a, part).ask();
     }
     copies_commit();
 }
 
-template <int HD, bool CODES>
+/* Part i's codes, asked for before, become halves; those of the next one are asked for. */
+template <int HD>
+__device__ __forceinline__ void codes_go_on(const cuda_attend &a, const tile_shared &s,
+                                            const tile_parts &parts, uint32_t i)
+{
+    typedef tile_memory<HD, true, true> memory;
+    copies_wait<0>();
+    if (i < parts.n) {
+        const tile_part part(s, i, parts.end);
+        tile_codes<HD, true, false>(a, part).put(memory::cells(false, i));
+        tile_codes<HD, true, true>(a, part).put(memory::cells(true, i));
+    }
+    codes_ask<HD>(a, s, parts, i + 1);
+}
+
+template <int HD, bool CODES, bool DEEP> struct tile_loop;
+
+template <int HD, bool CODES> struct tile_loop<HD, CODES, true> {
+    typedef tile_memory<HD, CODES, true> memory;
+
+    __device__ __forceinline__ static void ask(const cuda_attend &a, const tile_shared &s,
+                                               const tile_parts &parts, uint32_t i)
+    {
+        if (CODES) {
+            codes_ask<HD>(a, s, parts, i);
+            return;
+        }
+        if (i < parts.n) {
+            const tile_part part(s, i, parts.end);
+            halves_ask<HD>(a, part, false, memory::cells(false, i));
+            halves_ask<HD>(a, part, true, memory::cells(true, i));
+        }
+        copies_commit();
+    }
+    __device__ __forceinline__ static void begin(const cuda_attend &a, tile_shared &s,
+                                                 const tile_parts &parts)
+    {
+        ask(a, s, parts, parts.begin);
+        if (CODES) codes_go_on<HD>(a, s, parts, parts.begin);
+    }
+    __device__ __forceinline__ static void part(const cuda_attend &a, tile_shared &s,
+                                                const tile_parts &parts, uint32_t i,
+                                                tile_rows<HD> &rows)
+    {
+        const bool early = threadIdx.x < TILE_THREADS / 2;
+        if (!CODES) copies_wait<0>();
+        __syncthreads();
+        if (!CODES) ask(a, s, parts, i + 1);
+        parts.find(a, s, i);
+#pragma unroll 1
+        for (int turn = 0; turn < (CODES ? 2 : 1); turn++) {
+            if (CODES && (turn == 0) == early) {
+                codes_go_on<HD>(a, s, parts, i + 1);
+                continue;
+            }
+            rows.weights(a, s, memory::cells(false, i), memory::weights(), i * CELLS, parts.pos);
+            rows.pair_wait();
+            rows.part_join(a, s, memory::weights(), memory::cells(true, i));
+        }
+    }
+};
+
+template <int HD, bool CODES> struct tile_loop<HD, CODES, false> {
+    typedef tile_memory<HD, CODES, false> memory;
+
+    /* Codes come at once, halves later. */
+    __device__ __forceinline__ static void get(const cuda_attend &a, const tile_shared &s,
+                                               const tile_parts &parts, uint32_t i, bool is_v)
+    {
+        if (i >= parts.n) return;
+        const tile_part part(s, i, parts.end);
+        if (!CODES)
+            halves_ask<HD>(a, part, is_v, memory::cells(is_v, i));
+        else if (is_v)
+            tile_codes<HD, false, true>(a, part).put(memory::cells(true, i));
+        else
+            tile_codes<HD, false, false>(a, part).put(memory::cells(false, i));
+        copies_commit();
+    }
+    __device__ __forceinline__ static void begin(const cuda_attend &a, tile_shared &s,
+                                                 const tile_parts &parts)
+    {
+        get(a, s, parts, parts.begin, false);
+    }
+    __device__ __forceinline__ static void part(const cuda_attend &a, tile_shared &s,
+                                                const tile_parts &parts, uint32_t i,
+                                                tile_rows<HD> &rows)
+    {
+        const bool early = !CODES || threadIdx.x < TILE_THREADS / 2;
+        copies_wait<0>();
+        __syncthreads();
+        if (early) get(a, s, parts, i, true);
+        parts.find(a, s, i);
+        rows.weights(a, s, memory::cells(false, i), memory::weights(), i * CELLS, parts.pos);
+        if (!early) get(a, s, parts, i, true);
+        copies_wait<0>();
+        __syncthreads();
+        if (early) get(a, s, parts, i + 1, false);
+        rows.part_join(a, s, memory::weights(), memory::cells(true, i));
+        if (!early) get(a, s, parts, i + 1, false);
+    }
+};
+
+template <int HD, bool CODES, bool DEEP>
 __global__ void __launch_bounds__(TILE_THREADS, 1) flash_tiles(const cuda_attend a)
 {
-    __shared__ const uint8_t *blocks[2][CELLS / UNIT];
+    typedef tile_loop<HD, CODES, DEEP> loop;
+    __shared__ tile_shared s;
     dependency_release();
     dependency_wait();
-    const int lane = threadIdx.x % WARP;
-    const uint32_t head = blockIdx.x;
-    const cuda_span span = a.spans[a.first_row + blockIdx.y];
-    const cuda_row last = a.kv.rows[span.first_row + span.n_rows - 1];
-    const uint32_t end = last.pos + 1, n_parts = (end + CELLS - 1) / CELLS;
-    __half *k = (__half *)shared_memory(), *v = k + CELLS * row_halves<HD>();
-    tile_rows<HD> rows(a);
-    blocks_find(a, last.lane, 0, end, CELLS, blocks[0]);
+    const tile_parts parts(a);
+    if (parts.begin >= parts.n) return;
+    s.most_before[threadIdx.x % TILE_ROWS] = -CUDART_INF_F;
+    s.sum_before[threadIdx.x % TILE_ROWS] = 0;
+    blocks_find(a, parts.lane, parts.begin * CELLS, parts.end, STRETCH_CELLS,
+                s.blocks[parts.begin / STRETCH % 2]);
     __syncthreads();
-    tile_cells<HD, CODES>(a, blocks[0], head, false, 0, end, k);
-    rows.query_read(a, lane);
-    for (uint32_t i = 0; i < n_parts; i++) {
-        const uint32_t first = i * CELLS;
-        float part[2];
-        uint32_t p[CELLS / 8][2];
-        tile_cells<HD, CODES>(a, blocks[i % 2], head, true, first, end, v);
-        if (i + 1 < n_parts)
-            blocks_find(a, last.lane, first + CELLS, end, CELLS, blocks[(i + 1) % 2]);
-        copies_wait<1>();
-        __syncthreads();
-        rows.part_scores(a, k, (int)first, lane, part, p);
-        __syncthreads();
-        if (i + 1 < n_parts)
-            tile_cells<HD, CODES>(a, blocks[(i + 1) % 2], head, false, first + CELLS, end, k);
+    loop::begin(a, s, parts);
+    tile_rows<HD> rows;
+    rows.stretch_begin();
+    rows.query_read(a);
+    for (uint32_t i = parts.begin; i < parts.n; i++) {
+        const bool is_last = i + 1 == parts.n;
+        loop::part(a, s, parts, i, rows);
+        if ((i + 1) % STRETCH && !is_last) continue;
+        if (a.each)
+            rows.stretch_leave(a, i / STRETCH);
         else
-            copies_commit();
-        copies_wait<1>();
-        __syncthreads();
-        rows.part_join(a, v, lane, part, p);
-        if ((i + 1) % CUDA_FLASH_STRETCH == 0 || i + 1 == n_parts)
-            rows.stretch_join(a, i + 1 == n_parts, lane);
-        __syncthreads();
+            rows.stretch_join(a, s, is_last);
+        rows.stretch_begin();
     }
 }
 
-template <int HD> static cudaError_t launch_tiles(cudaStream_t s, const cuda_attend *a)
+/* A warp joins the stretches of a (token row, query head) as stretch_join does; a lane has four
+ * values. */
+__global__ void __launch_bounds__(JOIN_THREADS) tiles_join(const cuda_attend a)
 {
-    dim3 grid(a->kv.n_kv_heads, a->n_rows);
-    return launch(s, a->dependent,
-                  a->kv.k_bits < 16 ? flash_tiles<HD, true> : flash_tiles<HD, false>, grid,
-                  TILE_THREADS, 2 * cells_bytes<HD>(), *a);
+    dependency_release();
+    dependency_wait();
+    const uint32_t i = blockIdx.z * (JOIN_THREADS / WARP) + threadIdx.x / WARP, hd = a.kv.head_dim;
+    const uint32_t d = threadIdx.x % WARP * 4;
+    const tile_place at(a, i);
+    if (!at.there || d >= hd) return;
+    const uint32_t n = a.kv.rows[at.row].pos / STRETCH_CELLS + 1;
+    const float2 *ml = (const float2 *)a.ml + tile_entry(a, i, 0);
+    const float *from = a.o + tile_entry(a, i, 0) * hd + d;
+    float most = -CUDART_INF_F, sum = 0;
+    float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+    for (uint32_t e = 0; e < n; e++) {
+        const float4 v = *(const float4 *)(from + (uint64_t)e * hd);
+        const float2 part = ml[e];
+        const joint j(most, part.x, a.scale * LOG2_E);
+        sum = fmaf(sum, j.old, part.y * j.fresh);
+        o = make_float4(fmaf(o.x, j.old, v.x * j.fresh), fmaf(o.y, j.old, v.y * j.fresh),
+                        fmaf(o.z, j.old, v.z * j.fresh), fmaf(o.w, j.old, v.w * j.fresh));
+    }
+    *(float4 *)(a.y.f + (uint64_t)at.row * a.y.width + at.head * hd + d) = make_float4(
+        __fdiv_rn(o.x, sum), __fdiv_rn(o.y, sum), __fdiv_rn(o.z, sum), __fdiv_rn(o.w, sum));
+}
+
+/* ---- launching ---- */
+
+template <int HD, bool CODES, bool DEEP>
+static cudaError_t launch_tiles(cudaStream_t s, const cuda_attend *a)
+{
+    uint32_t n = a->each ? (a->stretches + a->each - 1) / a->each : 1;
+    dim3 grid(a->kv.n_kv_heads, a->n_rows, n),
+        join(a->kv.n_kv_heads, a->n_rows, TILE_ROWS / (JOIN_THREADS / WARP));
+    cudaError_t e = launch(s, a->dependent, flash_tiles<HD, CODES, DEEP>, grid, TILE_THREADS,
+                           tile_memory<HD, CODES, DEEP>::bytes, *a);
+    if (e || !a->each) return e;
+    return launch(s, a->dependent, tiles_join, join, JOIN_THREADS, 0, *a);
+}
+
+template <int HD> static cudaError_t launch_dim(cudaStream_t s, const cuda_attend *a)
+{
+    if (a->kv.k_bits < 16)
+        return a->roomy ? launch_tiles<HD, true, true>(s, a) : launch_tiles<HD, true, false>(s, a);
+    return a->roomy ? launch_tiles<HD, false, true>(s, a) : launch_tiles<HD, false, false>(s, a);
 }
 
 extern "C" cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda_attend *a)
 {
-    return a->kv.head_dim <= 64 ? launch_tiles<64>(s, a) : launch_tiles<128>(s, a);
+    return a->kv.head_dim <= 64 ? launch_dim<64>(s, a) : launch_dim<128>(s, a);
 }
 
-template <int HD> static cudaError_t allow_tiles()
+template <int HD, bool DEEP> static cudaError_t allow_tiles()
 {
-    cudaError_t e = allow_shared(flash_tiles<HD, false>, 2 * cells_bytes<HD>());
-    return e ? e : allow_shared(flash_tiles<HD, true>, 2 * cells_bytes<HD>());
+    cudaError_t e = allow_shared(flash_tiles<HD, false, DEEP>, tile_memory<HD, false, DEEP>::bytes);
+    return e ? e : allow_shared(flash_tiles<HD, true, DEEP>, tile_memory<HD, true, DEEP>::bytes);
 }
 
-extern "C" cudaError_t cuda_tiles_prepare(void)
+extern "C" cudaError_t cuda_tiles_prepare(bool *roomy)
 {
-    cudaError_t e = allow_tiles<64>();
-    return e ? e : allow_tiles<128>();
+    cudaError_t e = allow_tiles<64, false>();
+    if (!e) e = allow_tiles<128, false>();
+    *roomy =
+        !e && allow_tiles<64, true>() == cudaSuccess && allow_tiles<128, true>() == cudaSuccess;
+    if (!*roomy) (void)cudaGetLastError(); /* more than the card has */
+    return e;
 }

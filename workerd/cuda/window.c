@@ -11,7 +11,10 @@
 #include "workerd/arena.h"
 #include "workerd/cuda/cuda.h"
 
-enum { PAGE_BYTES = 4096 }; /* what is registered begins and ends on these */
+enum {
+    PAGE_BYTES = 4096,     /* what is registered begins and ends on these */
+    SPAN_BLOCK_CELLS = 256 /* that a block of threads could attend to while it begins and ends */
+};
 
 static int flight_new(struct backend *b, struct cuda_flight *f)
 {
@@ -218,9 +221,43 @@ static void span_lane(struct backend *b, const struct window_lane *l)
         b->longest = max_u32(b->longest, l->pos + l->n_rows);
         return;
     }
+    b->longest_span = max_u32(b->longest_span, l->pos + l->n_rows);
     for (uint32_t left = l->n_rows, n; left > 0; left -= n, at += n) {
         n = min_u32(left, most);
         b->now->spans[b->n_spans++] = (struct cuda_span){.first_row = at, .n_rows = n};
+    }
+}
+
+/* Time of the spans' attention in cells, by blocks of threads that have `each` stretches of a span
+ * and a K/V head; as many run at once as there are multiprocessors. */
+static uint64_t spans_time(const struct backend *b, uint32_t turn, uint32_t each)
+{
+    uint64_t divided = (b->span_stretches + each - 1) / each;
+    uint64_t blocks = turn * b->want.n_kv_heads * divided;
+    uint64_t rounds = (blocks + b->multiprocessors - 1) / b->multiprocessors;
+    uint64_t cells = (uint64_t)each * CUDA_FLASH_STRETCH * CUDA_FLASH_CELLS + SPAN_BLOCK_CELLS;
+    return (b->n_spans + turn - 1) / turn * rounds * cells;
+}
+
+/* Where spans are too few for all multiprocessors, their cells are divided among several blocks,
+ * which leave partial sums; the spans go in turns of as many as there is room for. What it must
+ * gain is what leaving and joining costs. */
+static void spans_divide(struct backend *b)
+{
+    const uint32_t stretch = CUDA_FLASH_STRETCH * CUDA_FLASH_CELLS;
+    b->span_stretches = (b->longest_span + stretch - 1) / stretch;
+    b->span_each = 0;
+    b->span_turn = b->n_spans;
+    uint64_t entries = (uint64_t)CUDA_FLASH_ROWS * b->want.n_kv_heads * b->span_stretches;
+    uint32_t turn = (uint32_t)min_u64(b->part_rows_splits * b->want.n_heads / entries, b->n_spans);
+    if (turn * CUDA_SPAN_TURNS < b->n_spans || b->multiprocessors == 0) return;
+    uint64_t best = spans_time(b, b->n_spans, b->span_stretches) * 7 / 8;
+    for (uint32_t each = 1; each < b->span_stretches; each++) {
+        uint64_t time = spans_time(b, turn, each);
+        if (time >= best) continue;
+        best = time;
+        b->span_each = each;
+        b->span_turn = turn;
     }
 }
 
@@ -255,6 +292,7 @@ void cuda_begin(struct backend *b, const struct window *w)
     b->n_rows = w->n_rows;
     b->lone_rows = true;
     b->longest = 0;
+    b->longest_span = 0;
     b->n_spans = 0;
     b->n_listed = 0;
     b->window++;
@@ -277,6 +315,7 @@ void cuda_begin(struct backend *b, const struct window *w)
     up(b, b->rows, b->now->rows, w->n_rows * sizeof(*b->rows));
     up(b, b->tables, b->now->tables, (size_t)w->n_lanes * b->table_room * sizeof(*b->tables));
     if (b->n_spans == 0) return; /* all rows are listed, in order */
+    spans_divide(b);
     up(b, b->spans, b->now->spans, b->n_spans * sizeof(*b->spans));
     up(b, b->listed, b->now->listed, b->n_listed * sizeof(*b->listed));
 }

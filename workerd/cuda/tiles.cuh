@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef WORKERD_CUDA_TILES_CUH
+#define WORKERD_CUDA_TILES_CUH
+/*
+ * Shared memory of tiles.cu, and K and V on their way into it. A unit of a head is consecutive
+ * bytes, so reads are of 1 KiB and more, also over PCIe.
+ */
+#include "workerd/cuda/flash.cuh"
+#include "workerd/cuda/keep.cuh"
+
+enum {
+    TILE_THREADS = 256,
+    TILE_ROWS = CUDA_FLASH_ROWS,
+    PAIR_ROWS = 32, /* of two warps */
+    STRETCH = CUDA_FLASH_STRETCH,
+    STRETCH_CELLS = STRETCH * CELLS,
+    JOIN_THREADS = 128,
+};
+static_assert(CELLS / UNIT == TILE_THREADS / WARP, "a warp asks for a unit");
+
+/* Where sixteen bytes of a row of W halves lie: those of eight rows in different banks. From there,
+ * those whose number differs in bits t lie at ^ 8 t, and those of the eighth row after at + 8 W. */
+template <int W> __device__ __forceinline__ uint32_t half_at(uint32_t row, uint32_t sixteen)
+{
+    return row * W + (sixteen ^ row % 8) * 8;
+}
+
+/* weights: [128][CELLS], of the scores. With DEEP, cells of two parts in turn. */
+template <int HD, bool CODES, bool DEEP> struct tile_memory {
+    static const int WEIGHTS = TILE_ROWS * CELLS * 2, HALVES = CELLS * HD * 2;
+    static const int RING = WEIGHTS + (DEEP ? 4 : 2) * HALVES; /* of codes: struct tile_codes */
+    static const int bytes = RING + (DEEP && CODES ? CELLS * HD * 2 / 16 * (16 + 4) : 0);
+
+    __device__ __forceinline__ static __half *weights() { return (__half *)shared_memory(); }
+    __device__ __forceinline__ static __half *cells(bool is_v, uint32_t part)
+    {
+        const uint32_t set = DEEP ? part % 2 : 0;
+        return (__half *)(shared_memory() + WEIGHTS + (2 * set + is_v) * HALVES);
+    }
+};
+
+struct tile_shared {
+    const uint8_t *blocks[2][STRETCH_CELLS / UNIT]; /* of a stretch and the next */
+    float most[2][TILE_ROWS];                       /* of half of a part's cells */
+    float most_before[TILE_ROWS];                   /* of all stretches before, whose o is y */
+    float sum_before[TILE_ROWS];
+};
+
+/* A part's cells of one K/V head: where they are, and which of them there are. */
+struct tile_part {
+    const uint8_t *const *blocks; /* [CELLS / UNIT] */
+    uint32_t first, end;
+
+    __device__ __forceinline__ tile_part(const tile_shared &s, uint32_t i, uint32_t end)
+        : blocks(s.blocks[i / STRETCH % 2] + i % STRETCH * (CELLS / UNIT)), first(i * CELLS),
+          end(end)
+    {
+    }
+};
+
+/* Each warp asks for the halves of a unit of cells; zeros where there is none. */
+template <int HD>
+__device__ __forceinline__ void halves_ask(const cuda_attend &a, const tile_part &part, bool is_v,
+                                           __half *to)
+{
+    const int PIECES = HD / 8, CELLS_AT_ONCE = WARP / PIECES;
+    const uint32_t hd = a.kv.head_dim, shift = a.kv.block_shift, unit = threadIdx.x / WARP;
+    const uint32_t c = unit * UNIT + threadIdx.x % WARP / PIECES, piece = threadIdx.x % PIECES;
+    const uint32_t at = part.first + c, d = piece * 8 < hd ? piece * 8 : 0;
+    const uint32_t cell = (blockIdx.x << shift) + (at & ((1u << shift) - 1));
+    const uint8_t *from = part.blocks[unit] + (is_v ? a.kv.v_off : 0) + (cell * hd + d) * 2;
+    const uint32_t end = piece * 8 < hd ? part.end : 0, first = half_at<HD>(c, piece);
+    const bool all = part.first + CELLS <= part.end && hd == HD;
+#pragma unroll
+    for (int i = 0; i < UNIT / CELLS_AT_ONCE; i++) {
+        __half *at_i = to + (first ^ i * CELLS_AT_ONCE % 8 * 8) + i * CELLS_AT_ONCE * HD;
+        const bool there = at + i * CELLS_AT_ONCE < end;
+        if (all)
+            copy16(at_i, from + i * CELLS_AT_ONCE * HD * 2);
+        else
+            copy16_first(at_i, from + (there ? i * CELLS_AT_ONCE * hd * 2 : 0), there ? 16 : 0);
+    }
+}
+
+/* The same for codes: of its warp's unit of cells, a thread asks for pieces of 16 codes and for
+ * their scales (the four bytes that a scale is in), and later makes halves of what it asked for
+ * itself; DEEP: where not, it reads them then. */
+template <int HD, bool DEEP, bool IS_V> struct tile_codes {
+    static const int PIECES = HD / 16, CELLS_AT_ONCE = WARP / PIECES, N = UNIT / CELLS_AT_ONCE;
+    const uint8_t *codes, *scale; /* of the first piece */
+    uint32_t n, step;             /* pieces that there are; bytes from one to the next */
+    bool eight;
+
+    /* Eight threads have four pieces of two cells each, which lie in different banks. */
+    __device__ __forceinline__ static uint32_t cell()
+    {
+        const uint32_t lane = threadIdx.x % WARP;
+        return threadIdx.x / WARP * UNIT + (HD > 64 ? lane / 16 * 2 + lane / 4 % 2 : lane / 4);
+    }
+    __device__ __forceinline__ static uint32_t dim()
+    {
+        return (threadIdx.x % 4 + (HD > 64 ? threadIdx.x / 8 % 2 * 4 : 0)) * 16;
+    }
+    __device__ __forceinline__ static uint8_t *ring(uint32_t i)
+    {
+        return shared_memory() + tile_memory<HD, true, DEEP>::RING +
+               ((IS_V * N + i) * TILE_THREADS + threadIdx.x) * 16;
+    }
+    __device__ __forceinline__ static uint32_t *ring_scale(uint32_t i)
+    {
+        return (uint32_t *)(shared_memory() + tile_memory<HD, true, DEEP>::RING +
+                            2 * N * TILE_THREADS * 16) +
+               (IS_V * N + i) * TILE_THREADS + threadIdx.x;
+    }
+
+    __device__ __forceinline__ tile_codes(const cuda_attend &a, const tile_part &part)
+        : eight((IS_V ? a.kv.v_bits : a.kv.k_bits) == 8)
+    {
+        const cuda_kv &kv = a.kv;
+        const uint32_t hd = kv.head_dim, shift = kv.block_shift, at = part.first + cell();
+        const uint32_t in_block = at & ((1u << shift) - 1), d = dim();
+        const uint8_t *block = part.blocks[threadIdx.x / WARP];
+        const uint32_t of = ((blockIdx.x << shift) + in_block) * hd + d;
+        codes = block + (IS_V ? kv.v_off : 0) + (eight ? of : of / 2);
+        scale = block + (IS_V ? kv.v_scale_off : kv.k_scale_off) +
+                (((blockIdx.x * kv.n_groups + d / GROUP) << shift) + in_block) * 2;
+        step = CELLS_AT_ONCE * hd / (eight ? 1 : 2);
+        n = d < hd && at < part.end ? (part.end - at + CELLS_AT_ONCE - 1) / CELLS_AT_ONCE : 0;
+    }
+    template <int BITS> __device__ __forceinline__ void ask_bits(uint32_t i, uint32_t step) const
+    {
+        const uint8_t *word = (const uint8_t *)((uintptr_t)scale & ~(uintptr_t)3);
+        if (BITS == 8)
+            copy16(ring(i), codes + i * step);
+        else
+            copy8(ring(i), codes + i * step);
+        copy4(ring_scale(i), word + i * CELLS_AT_ONCE * 2);
+    }
+    __device__ __forceinline__ void ask() const
+    {
+        const uint32_t full = CELLS_AT_ONCE * HD;
+        if (n >= N && step == full && eight) {
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                ask_bits<8>(i, full);
+        } else {
+            for (uint32_t i = 0; i < min(n, (uint32_t)N); i++)
+                if (eight)
+                    ask_bits<8>(i, step);
+                else
+                    ask_bits<4>(i, step);
+        }
+    }
+    template <int BITS> __device__ __forceinline__ void put_bits(__half *to) const
+    {
+        const uint32_t first = half_at<HD>(cell(), dim() / 8);
+        uint4 code[N];
+        uint32_t by[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint8_t *from = DEEP ? ring(i) : codes + i * step;
+            code[i] = make_uint4(0, 0, 0, 0);
+            by[i] = 0;
+            if (!DEEP && i >= n) continue;
+            if (BITS == 8) {
+                code[i] = *(const uint4 *)from;
+            } else {
+                uint2 v = *(const uint2 *)from;
+                code[i].x = v.x, code[i].y = v.y;
+            }
+            by[i] = DEEP ? *ring_scale(i) >> ((uintptr_t)scale % 4 * 8)
+                         : *(const uint16_t *)(scale + i * CELLS_AT_ONCE * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            uint4 halves[2];
+            codes_make<BITS, !IS_V && BITS == 8>(
+                code[i], __ushort_as_half((unsigned short)(i < n ? by[i] : 0)), halves);
+            const uint32_t at = (first ^ i * CELLS_AT_ONCE % 8 * 8) + i * CELLS_AT_ONCE * HD;
+            *(uint4 *)(to + at) = halves[0];
+            *(uint4 *)(to + (at ^ 8)) = halves[1];
+        }
+    }
+    __device__ __forceinline__ void put(__half *to) const
+    {
+        if (eight)
+            put_bits<8>(to);
+        else
+            put_bits<4>(to);
+    }
+};
+
+#endif
