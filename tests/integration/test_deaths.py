@@ -122,6 +122,20 @@ def test_idle_conversations_outlive_poold(slow_model, alone):
         assert cached(again) == usage["prompt_tokens"] - 1
 
 
+def answered_to(c, stage, **point):
+    """A stream that is being read, of programs of which this stage's worker has a point."""
+    c.start_poold()
+    for s in range(len(c.workers)):
+        c.start_worker(s, wait=False, **(point if s == stage else {}))
+    c.start_gateway()
+    c.wait_ready(*c.workers)
+    c.wait_healthy()
+    stream = c.stream(CHAT[0], **CHAT[1])
+    reader = threading.Thread(target=stream.read_all)
+    reader.start()
+    return stream, reader
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 def test_worker_dies_in_mid_stream(slow_model, alone, stage):
     """The answer goes on with the same tokens once the worker is back, or ends with an error event;

@@ -9,7 +9,7 @@ import pytest
 
 from harness import Cistern
 from pool import IDLE
-from test_deaths import CHAT, DEATHS, alone, quiet  # noqa: F401
+from test_deaths import CHAT, DEATHS, alone, answered_to, quiet  # noqa: F401
 from test_equal import SMALL, cached, same_request, words
 from test_poolctl import poolctl
 
@@ -133,15 +133,7 @@ def test_a_token_that_is_the_last_is_not_fed(tiny_model):
 def test_the_head_dies_between_its_stores(slow_model, alone, stages, point):  # noqa: F811
     """The id of a fed token stored and not counted; a window posted and its token not known."""
     with Cistern(slow_model, stages, DEATHS) as c:
-        c.start_poold()
-        for s in range(stages):
-            c.start_worker(s, wait=False, **({"CISTERN_DIE_AT": point} if s == 0 else {}))
-        c.start_gateway()
-        c.wait_ready(*c.workers)
-        c.wait_healthy()
-        stream = c.stream(CHAT[0], **CHAT[1])
-        reader = threading.Thread(target=stream.read_all)
-        reader.start()
+        stream, reader = answered_to(c, 0, CISTERN_DIE_AT=point)
         assert c.workers[0].wait() == -9
         c.start_worker(0)
         reader.join()

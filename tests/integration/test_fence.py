@@ -5,13 +5,12 @@ with -Ddeath_points=true, whose workers stop or hang at a point that the environ
 import contextlib
 import hashlib
 import signal
-import threading
 
 import pytest
 
 from harness import Cistern, eventually
 from pool import ACTIVE, Arena
-from test_deaths import CHAT, DEATHS, alone, quiet, replace_poold  # noqa: F401
+from test_deaths import DEATHS, alone, answered_to, quiet, replace_poold  # noqa: F401
 from test_equal import words
 
 pytestmark = pytest.mark.death_points
@@ -48,20 +47,6 @@ def second_pipeline(c):
     yield trace
     for p in others:
         p.stop()
-
-
-def answered_to(c, stage, **point):
-    """A stream that is being read, of programs of which this stage's worker has a point."""
-    c.start_poold()
-    for s in (0, 1):
-        c.start_worker(s, wait=False, **(point if s == stage else {}))
-    c.start_gateway()
-    c.wait_ready(*c.workers)
-    c.wait_healthy()
-    stream = c.stream(CHAT[0], **CHAT[1])
-    reader = threading.Thread(target=stream.read_all)
-    reader.start()
-    return stream, reader
 
 
 def stands_still(c, stage):
