@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <sys/vfs.h>
 
+#include "common/system.h"
+
 enum {
     /* Summed, then written, or read, then summed: small enough to be in the second-level cache
      * meanwhile (save_bench: a quarter of the processor's time less than a chunk of 32 MiB at a
@@ -19,7 +21,7 @@ enum {
     PAGE_BYTES = 4096,
 };
 
-/* ---- whole reads and writes ---- */
+/* ---- whole writes ---- */
 
 static int write_fd(int fd, const void *from, size_t n, uint64_t off)
 {
@@ -66,18 +68,6 @@ static int write_at(struct copy *c, const void *from, size_t n, uint64_t off)
     int r = populate(c->map + off, n, MADV_POPULATE_WRITE);
     if (r < 0) return r == -EFAULT ? -ENOSPC : r;
     memcpy(c->map + off, from, n);
-    return 0;
-}
-
-static int read_at(int fd, void *to, size_t n, uint64_t off)
-{
-    for (char *at = to; n > 0;) {
-        ssize_t moved = pread(fd, at, n, (off_t)off);
-        if (moved < 0 && errno == EINTR) continue;
-        if (moved < 0) return -errno;
-        if (moved == 0) return -ENODATA;
-        at += moved, off += (uint64_t)moved, n -= (size_t)moved;
-    }
     return 0;
 }
 

@@ -6,8 +6,9 @@
 #include "poold/poolctl_crew.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <sys/eventfd.h>
+
+#include "common/system.h"
 
 static void fail(struct crew *w, uint32_t chunk, int r, const struct why *why)
 {
@@ -39,10 +40,7 @@ static void *work(void *arg)
 
 uint32_t crew_size(const struct saved_header *h)
 {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    uint32_t cores = sched_getaffinity(0, sizeof(set), &set) < 0 ? 1 : (uint32_t)CPU_COUNT(&set);
-    return min_u32(min_u32(cores, CREW_MAX), saved_n_chunks(h));
+    return min_u32(min_u32(usable_cores(), CREW_MAX), saved_n_chunks(h));
 }
 
 int crew_start(struct crew *w, struct copy *copy, bool save, int ring)

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -18,6 +17,7 @@
 
 #include "common/log.h"
 #include "common/pool_client.h"
+#include "common/system.h"
 #include "workerd/lives.h"
 #include "workerd/split.h"
 
@@ -291,10 +291,10 @@ static int cuda_device(const char *name)
 }
 
 /* Where stages differ, the smallest of their windows holds for all. */
-static uint32_t piece_rows(const struct config *c)
+static uint32_t piece_rows(const struct worker *w)
 {
-    if (c->worker.piece) return c->worker.piece;
-    return cuda_device(c->worker.device) == CUDA_HOST_NO_DEVICE ? 256 : 512;
+    if (w->config->worker.piece) return w->config->worker.piece;
+    return cuda_device(w->device) == CUDA_HOST_NO_DEVICE ? 256 : 512;
 }
 
 static int head_start(struct worker *w)
@@ -307,7 +307,7 @@ static int head_start(struct worker *w)
         .self = w->self,
         .pipeline = w->place.pipeline,
         .n_lanes = w->config->worker.lanes,
-        .piece = piece_rows(w->config),
+        .piece = piece_rows(w),
         .prompt_share = w->config->worker.prompt_share,
         .reserve_all = w->config->pool.admission == POOL_ADMISSION_FULL,
         .default_tokens = w->config->pool.default_tokens,
@@ -356,14 +356,6 @@ static void on_signal(void *arg, int signal)
     head_drain(w->head);
 }
 
-static uint32_t thread_count(uint32_t configured)
-{
-    if (configured) return configured;
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof(set), &set) < 0) return 1;
-    return max_u32((uint32_t)CPU_COUNT(&set), 1);
-}
-
 static int stage_start(struct worker *w)
 {
     const struct config *c = w->config;
@@ -375,10 +367,10 @@ static int stage_start(struct worker *w)
                  .n_layers = w->n_layers,
                  .precision = c->worker.precision,
                  .kv = c->pool.kv,
-                 .max_rows = c->worker.lanes + piece_rows(c),
+                 .max_rows = c->worker.lanes + piece_rows(w),
                  .max_lanes = c->worker.lanes,
                  .context_tokens = w->context,
-                 .n_threads = thread_count(c->worker.threads),
+                 .n_threads = c->worker.threads ? c->worker.threads : usable_cores(),
                  .cpus = own_cpus ? c->worker.cpus : NULL,
                  .may_spin = own_cpus,
                  .variant = config_choice(c, "worker", "variant", w->variant),

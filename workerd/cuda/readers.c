@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "common/system.h"
+
 enum {
     READERS_MAX = 64,
     STEP_BYTES = 512 << 10, /* that a thread takes at once: small against a piece, large against a
@@ -31,25 +33,13 @@ struct readers {
     int failed;    /* atomic: the first errno */
 };
 
-static int read_whole(int fd, uint64_t off, uint8_t *to, uint64_t bytes)
-{
-    while (bytes > 0) {
-        ssize_t n = pread(fd, to, bytes, (off_t)off);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return n < 0 ? -errno : -EIO;
-        to += n;
-        off += (uint64_t)n;
-        bytes -= (uint64_t)n;
-    }
-    return 0;
-}
-
 static void take_part(struct readers *r)
 {
     for (;;) {
         uint64_t at = __atomic_fetch_add(&r->next, STEP_BYTES, __ATOMIC_RELAXED);
         if (at >= r->bytes || __atomic_load_n(&r->failed, __ATOMIC_RELAXED)) return;
-        int e = read_whole(r->fd, r->off + at, r->to + at, min_u64(STEP_BYTES, r->bytes - at));
+        int e = read_at(r->fd, r->to + at, min_u64(STEP_BYTES, r->bytes - at), r->off + at);
+        if (e == -ENODATA) e = -EIO; /* weights that a header promises */
         if (e < 0) __atomic_store_n(&r->failed, e, __ATOMIC_RELAXED);
     }
 }
