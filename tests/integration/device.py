@@ -1,35 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Stories with real cards: CISTERN_DEVICE=cuda; without it those marked `device` are left out."""
+"""What stories of real cards alone need."""
 import ctypes
 import json
-import os
-import subprocess
 import threading
 import time
-
-from harness import BUILD, Cistern
-
-CARDS = os.environ.get("CISTERN_DEVICE") == "cuda"
-
-
-class Cards(Cistern):
-    """Every worker computes on the first card, or stage i on card i where CISTERN_CARDS tells of so
-    many."""
-
-    def launch(self, program, *arguments, name=None, **environment):
-        if program == "workerd" and CARDS:
-            stage = int(arguments[arguments.index("--stage") + 1])
-            card = stage % int(os.environ.get("CISTERN_CARDS", "1"))
-            arguments = (*arguments, "--set", f"worker.device=cuda:{card}")
-        return super().launch(program, *arguments, name=name, **environment)
-
-    def poolctl(self, *arguments, **environment):
-        command = [BUILD / "poold/poolctl", "--config", self.folder / "cistern.conf", *arguments]
-        done = subprocess.run([str(a) for a in command], capture_output=True, text=True,
-                              env={**os.environ, **environment})
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
 
 class Card:
     """How much of the first card's memory is taken, by all; a context of this process sees it."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness import BUILD, ROOT, remove_leftovers
+from harness import BUILD, CARDS, ROOT, remove_leftovers
 
 
 def pytest_configure(config):
@@ -20,15 +20,13 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "death_points: stops or hangs a worker at a named point (-Ddeath_points=true)"
     )
-
-
     config.addinivalue_line("markers", "device: needs a GPU (CISTERN_DEVICE=cuda)")
-    config.addinivalue_line("markers", "fake_driver: what a real driver does not do when asked")
+    config.addinivalue_line("markers", "cpu(why): not told where the workers compute on GPUs")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Stories of a card are told where there is one, and those of a driver that fails elsewhere."""
-    unwanted = "fake_driver" if os.environ.get("CISTERN_DEVICE") == "cuda" else "device"
+    """Stories of cards are told where there are some, and those that say nothing of one elsewhere."""
+    unwanted = "cpu" if CARDS else "device"
     out = [item for item in items if item.get_closest_marker(unwanted)]
     if out:
         config.hook.pytest_deselected(items=out)
@@ -86,7 +84,10 @@ def has_sanitizers():
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory):
     """Wide enough that plain C takes some milliseconds a token: a story has the time to kill.
-    Sanitizers make a narrower one as slow."""
+    Sanitizers make a narrower one as slow, and a card one of many layers: it is fast, but each of its
+    kernels is to be begun."""
+    if CARDS:
+        return make_tiny(tmp_path_factory.mktemp("slow"), "--layers", "64")
     heads, kv_heads, ff = ("4", "2", "384") if has_sanitizers() else ("8", "4", "768")
     shape = ("--heads", heads, "--kv-heads", kv_heads, "--head-dim", "32", "--ff", ff)
     return make_tiny(tmp_path_factory.mktemp("slow"), *shape)

@@ -4,7 +4,8 @@
 A Cistern owns a temporary folder (configuration, sockets, logs), a folder of memory files on tmpfs,
 and a NOTIFY_SOCKET by which it hears READY=1: nothing here sleeps until something may have happened.
 Where only looking tells (a death's consequences in another process), eventually() looks, bounded.
-A process that ends by SIGTERM must end with 0, and no log may hold a sanitizer's report.
+A process that ends by SIGTERM must end with 0, and no log may hold a sanitizer's report. With
+CISTERN_DEVICE=cuda all stages compute on the first card, or stage i on card i of CISTERN_CARDS.
 """
 import ctypes
 import fcntl
@@ -32,6 +33,7 @@ BUILD = pathlib.Path(os.environ.get("CISTERN_BUILD", ROOT / "build"))
 READY_S = 120  # bound only; a loaded machine under sanitizers needs a few seconds
 STOP_S = 60
 ANSWER_S = 180
+CARDS = int(os.environ.get("CISTERN_CARDS", "1")) if os.environ.get("CISTERN_DEVICE") == "cuda" else 0
 PR_SET_PDEATHSIG = 1
 ENDS = {"0", "2"}  # tokens that end an answer, of the tiny models and of the demo model
 UCRED = struct.Struct("3i")
@@ -61,6 +63,11 @@ def remove_leftovers():
                 continue
             if not any(is_held(folder / at) for at in ("poold.lock", "pool/poold.lock")):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def device(stage):
+    """What a stage computes on."""
+    return f"cuda:{stage % CARDS}" if CARDS else "cpu"
 
 
 class Died(Exception):
@@ -199,6 +206,7 @@ class Cistern:
             "pool.dir": self.memory,
             "worker.stages": stages,
             "worker.threads": 1,
+            "worker.device": ",".join(map(device, range(stages))),
             "gateway.port": 0,
         }
         self.settings.update(settings or {})

@@ -10,6 +10,8 @@ import pytest
 from harness import Cistern
 from test_equal import SMALL
 
+pytestmark = pytest.mark.cpu("what the gateway reads")
+
 HELLO = [{"role": "user", "content": "hello"}]
 
 

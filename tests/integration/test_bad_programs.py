@@ -13,6 +13,8 @@ import zmq
 from harness import BUILD, Cistern, Process, eventually
 from test_equal import SMALL
 
+pytestmark = pytest.mark.cpu("configurations, files and messages")
+
 PROGRAMS = ("poold", "workerd", "gateway")
 
 

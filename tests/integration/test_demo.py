@@ -14,6 +14,8 @@ import pytest
 
 from harness import BUILD, LIBC, PR_SET_PDEATHSIG, ROOT, eventually
 
+pytestmark = pytest.mark.cpu("the supervisor of CPU workers")
+
 SAID = re.compile(r"curl -N (http://127\.0\.0\.1:(\d+)/v1)/chat/completions")
 
 

@@ -13,9 +13,10 @@ import time
 
 import pytest
 
-from device import Card, Cards, Reader, watch
-from harness import eventually
+from device import Card, Reader, watch
+from harness import Cistern, eventually
 from pool import ACTIVE, Arena
+from test_poolctl import poolctl
 
 pytestmark = pytest.mark.device
 LARGE = os.environ.get("CISTERN_DEVICE_MODEL")
@@ -59,13 +60,13 @@ def test_a_killed_worker(model, memory):
     answers go on as if nothing had been."""
     card = Card()
     before = card.used_mib()
-    with Cards(model, 1, {**SETTINGS, "pool.memory": memory}).start() as c:
+    with Cistern(model, 1, {**SETTINGS, "pool.memory": memory}).start() as c:
         prompts = [ids(600, 1), ids(300, 2)]
         alone = []
         for p in prompts:
             alone.append(Reader(c, p, 120))
             alone[-1].join()
-        c.poolctl("drop", "--all")
+        poolctl(c, "drop", "--all")
         readers = [Reader(c, p, 120) for p in prompts]
         eventually(lambda: all(r.n_events > 20 for r in readers), "both are being answered")
         taken = card.used_mib() - before
@@ -105,11 +106,11 @@ class Watched:
 def test_the_fence(model, stopped):
     """The card of a stopped process writes on until what was given to it is done; that of a killed one
     stops, and once its death is confirmed nothing is written any more."""
-    with Cards(model, 1, SETTINGS).start() as c:
+    with Cistern(model, 1, SETTINGS).start() as c:
         prompt = ids(PROMPT, 3)
         alone = Reader(c, prompt, 16)
         alone.join()
-        c.poolctl("drop", "--all")
+        poolctl(c, "drop", "--all")
         windows = c.page(0)["windows"]
         reader = Reader(c, prompt, 16)
         eventually(lambda: c.pool().rows(ACTIVE), "the prompt is being read")

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Stages on cards: activations by peer copies and through host memory, a killed stage, a device that
-fails for good. With CISTERN_CARDS=1 all stages are on one card. What must be equal is held equal by the
+fails for good. With CISTERCARDS=1 all stages are on one card. What must be equal is held equal by the
 hash of each row's full logits. How long it took until a dead worker's memory was back is printed (pytest
 -s), not asserted."""
-import os
 import subprocess
 import threading
 import time
 
 import pytest
 
-from device import Cards
-from harness import Cistern, eventually
+from harness import CARDS, Cistern, device, eventually
 from test_equal import SMALL, same_request, words
 from test_split import LAYERS, layers
 from test_ways import ways
@@ -25,11 +23,6 @@ LONG = (words(40, 11), {"max_tokens": 400, "temperature": 0.8, "seed": 5, "ignor
 
 
 pytestmark = pytest.mark.device
-N_CARDS = int(os.environ.get("CISTERN_CARDS", "1"))
-
-
-def device(stage):
-    return f"cuda:{stage % N_CARDS}"
 
 
 def memory_used(card):
@@ -40,7 +33,7 @@ def memory_used(card):
 
 def rows_of(model, stages, peer, wanted):
     """The rows of each chat, and of all of them at once."""
-    with Cards(model, stages, {**SETTINGS, "worker.peer": peer}).start() as c:
+    with Cistern(model, stages, {**SETTINGS, "worker.peer": peer}).start() as c:
         eventually(lambda: len(ways(c)) == stages - 1, "the ways are said")
         assert ways(c) == wanted(c)
         for content, fields in CHATS:
@@ -76,10 +69,9 @@ def test_bits_do_not_depend_on_the_way(tiny_model):
 
 def test_layers_by_free_memory(tiny_model):
     """Who comes back when the cards are full has the layers that it had."""
-    devices = f"{device(0)},{device(1)}"
-    settings = {**SETTINGS, "worker.layers": "free", "worker.device": devices}
+    settings = {**SETTINGS, "worker.layers": "free"}
     with Cistern(tiny_model, 2, settings).start() as c:
-        eventually(lambda: ways(c) == {0: "peer " + devices.replace(",", " -> ")}, "a way is said")
+        eventually(lambda: ways(c) == by_peer(c), "a way is said")
         found = [layers(w) for w in c.workers]
         assert sum(found, []) == list(range(LAYERS))
         c.workers[1].kill()
@@ -88,7 +80,7 @@ def test_layers_by_free_memory(tiny_model):
 
 
 def solo(model):
-    with Cards(model, 2, SETTINGS).start() as c:
+    with Cistern(model, 2, SETTINGS).start() as c:
         answer = c.chat(LONG[0], **LONG[1])
         return list(c.trace().values())[0], answer["choices"][0]["message"]["content"]
 
@@ -97,9 +89,9 @@ def solo(model):
 def test_a_killed_stage_gives_its_memory_back(tiny_model, victim):
     """The other one lives on and lets go of what it had open; both serve again, token-identical."""
     _, text = solo(tiny_model)
-    with Cards(tiny_model, 2, SETTINGS).start() as c:
+    with Cistern(tiny_model, 2, SETTINGS).start() as c:
         eventually(lambda: ways(c) == by_peer(c), "the activations go by peer")
-        with_both = memory_used(victim % N_CARDS)
+        with_both = memory_used(victim % CARDS)
         stream = c.stream(*LONG[:1], **LONG[1])
         for _ in range(20):
             next(stream)
@@ -107,7 +99,7 @@ def test_a_killed_stage_gives_its_memory_back(tiny_model, victim):
         began = time.monotonic()
         reader = threading.Thread(target=stream.read_all)
         reader.start()
-        left = lambda: memory_used(victim % N_CARDS) < with_both - 100  # noqa: E731
+        left = lambda: memory_used(victim % CARDS) < with_both - 100  # noqa: E731
         eventually(left, "the dead one's memory is free")
         print(f"stage {victim}: memory back after {time.monotonic() - began:.2f} s")
         other = c.workers[1 - victim]
@@ -126,7 +118,7 @@ def test_a_sticky_error_ends_the_worker_before_its_next_token(tiny_model, victim
     """A kernel of window 24 traps. That window's rows are not in the trace and none of its tokens
     was sent: the stream stands still until the worker is back, and goes on token-identical."""
     rows, text = solo(tiny_model)
-    with Cards(tiny_model, 2, SETTINGS) as c:
+    with Cistern(tiny_model, 2, SETTINGS) as c:
         c.start_poold()
         for s in (0, 1):
             point = {"CISTERN_TRAP_AT": "window-begun:24"} if s == victim else {}

@@ -198,10 +198,11 @@ def half_way(c, content, fields, n_pieces):
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_attention_reads_the_arena(tiny_model, stage):
-    """One cell's key changed in the file, between two steps: from then on the logits differ."""
+    """One cell's key changed in the file, between two steps: from then on the logits differ, also those
+    of a card that keeps nothing of it in its own memory."""
     chats = [(words(60, 2), {"max_tokens": 200, "temperature": 0})]
     alone, _ = solo_rows(tiny_model, chats)
-    with Cistern(tiny_model, settings=SMALL).start() as c:
+    with Cistern(tiny_model, settings={**SMALL, "worker.kv_resident": 0}).start() as c:
         stream, row = half_way(c, *chats[0], 5)
         before = set(list(c.trace().values())[0])
         Arena(c.pool(), arena_name(stage)).flip_key(row["table"][0] & 0xFFFFFFFF, 3)

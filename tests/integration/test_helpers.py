@@ -7,6 +7,8 @@ import pytest
 from harness import Cistern, Stream, chat_body, eventually
 from test_equal import SMALL, words
 
+pytestmark = pytest.mark.cpu("the gateway's own routes")
+
 HELLO = [{"role": "user", "content": "hello"}]
 
 

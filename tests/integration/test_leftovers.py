@@ -6,7 +6,11 @@ import pathlib
 import shutil
 import subprocess
 
+import pytest
+
 from harness import remove_leftovers
+
+pytestmark = pytest.mark.cpu("the harness's own")
 
 
 def folder(owner, name):

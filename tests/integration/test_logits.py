@@ -182,6 +182,7 @@ def test_ban_and_force(tiny_model):
             assert post(c, "/completion", {**body, "logit_bias": form})["content"] == "q" * 20
 
 
+@pytest.mark.cpu("the gateway's own")
 @pytest.mark.parametrize(
     "bias",
     [
@@ -392,6 +393,7 @@ def test_batch_is_prompt_major(shared):
     assert merged(streamed, 6) == [(k["text"], k["logprobs"]) for k in whole["choices"]]
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_batch_is_bounded(shared):
     status, answer = shared.post("/v1/completions", {"prompt": ["a"] * 9})
     assert status == 400 and answer["error"]["param"] == "prompt"

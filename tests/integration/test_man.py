@@ -8,6 +8,8 @@ import pytest
 
 from harness import BUILD, ROOT
 
+pytestmark = pytest.mark.cpu("pages")
+
 MAN = ROOT / "deploy/man"
 CONF = BUILD / "deploy/man/cistern.conf.5"
 DAEMONS = ("poold", "workerd", "gateway")

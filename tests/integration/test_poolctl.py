@@ -157,6 +157,7 @@ WRONG = {
 }
 
 
+@pytest.mark.cpu("poolctl's own")
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_use(tmp_path, case):
     config = tmp_path / "cistern.conf"
@@ -168,6 +169,7 @@ def test_wrong_use(tmp_path, case):
     assert done.stderr.startswith("poolctl: ")
 
 
+@pytest.mark.cpu("poolctl's own")
 def test_nobody_there(tmp_path):
     config = tmp_path / "cistern.conf"
     config.write_text(f"[run]\ndir = {tmp_path}/run\n")
@@ -178,6 +180,7 @@ def test_nobody_there(tmp_path):
     assert str(tmp_path) in done.stderr
 
 
+@pytest.mark.cpu("poolctl's own")
 def test_help_words_and_completion():
     out = subprocess.run([BUILD / "poold/poolctl", "--help"], capture_output=True, text=True, check=True)
     words_ = subprocess.run([BUILD / "poold/poolctl", "--words"], capture_output=True, text=True, check=True)
@@ -186,6 +189,7 @@ def test_help_words_and_completion():
     assert "exit codes" in out.stdout
 
 
+@pytest.mark.cpu("poolctl's own")
 def test_a_pool_that_is_not_there_yet(tiny_model):
     with Cistern(tiny_model, settings=SETTINGS) as c:
         c.start_poold()
@@ -381,6 +385,7 @@ def test_drained_twice_is_undrained_twice(tiny_model):
             poolctl(c, "undrain", place, code=UNKNOWN)
 
 
+@pytest.mark.cpu("poolctl's own")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_is_refused(tiny_model):
     with Cistern(tiny_model, settings=SETTINGS).start() as c:
@@ -422,6 +427,7 @@ MISFITS = {
 }
 
 
+@pytest.mark.cpu("poolctl's own")
 @pytest.mark.parametrize("what", MISFITS)
 def test_doctor_finds_what_does_not_fit(tiny_model, what):
     with Cistern(tiny_model, settings={**SETTINGS, **MISFITS[what]}) as c:

@@ -173,6 +173,7 @@ def damages(data):
     yield "a chunk twice", DAMAGED, data.replace(first + second, first + first)
 
 
+@pytest.mark.cpu("poolctl's own")
 def test_bad_files_change_nothing(tiny_model):
     settings = {**SETTINGS, "pool.chunk": 64}
     with Cistern(tiny_model, settings=settings).start() as c:
@@ -193,6 +194,7 @@ def test_bad_files_change_nothing(tiny_model):
         assert again["choices"] == answer["choices"]
 
 
+@pytest.mark.cpu("poolctl's own")
 def test_files_that_are_none(tiny_model):
     """Folders, pipes, devices, what may not be read or written, folders that are not there."""
     with Cistern(tiny_model, settings=SETTINGS).start() as c:
@@ -223,6 +225,7 @@ def test_files_that_are_none(tiny_model):
         assert path.stat().st_mode & 0o7777 == 0o600
 
 
+@pytest.mark.cpu("poolctl's own")
 def test_a_disk_that_is_full(tiny_model):
     """A save that does not fit leaves the old file, and nothing beside it."""
     with Cistern(tiny_model, settings=SETTINGS).start() as c:

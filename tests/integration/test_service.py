@@ -43,6 +43,7 @@ def test_order_of_start_does_not_matter(tiny_model):
         assert c.chat("hello", max_tokens=2)["choices"]
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_models(tiny_model):
     with Cistern(tiny_model, settings={**SMALL, "model.name": "one"}).start() as c:
         models = json.loads(c.get("/v1/models")[1])
@@ -142,6 +143,7 @@ def test_windows_of_two_groups_fill_a_stage(slow_model):
         assert min(eight) < 0.5, (one, eight)
 
 
+@pytest.mark.cpu("a worker on a card keeps its weights there")
 @pytest.mark.demo_model
 def test_a_stage_maps_only_its_layers(demo_model):
     """Resident pages of the model file: each stage has its layers and the embedding, not more."""

@@ -9,6 +9,8 @@ from harness import Cistern, eventually
 from pool import ACTIVE
 from test_equal import SMALL, words
 
+pytestmark = pytest.mark.cpu("what the gateway says meanwhile")
+
 HELLO = [{"role": "user", "content": words(20, 8)}]
 FIELDS = {"model": "tiny", "temperature": 0, "stream": True}
 PINGS = 3

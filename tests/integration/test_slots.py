@@ -156,6 +156,7 @@ def test_slots_of_two_pipelines(slow_model, tmp_path):
 # ---- refusals
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_without_a_folder_there_are_none(tiny_model):
     with Cistern(tiny_model, settings=SETTINGS).start() as c:
         for action in ("save", "restore", "erase"):
@@ -165,6 +166,7 @@ def test_without_a_folder_there_are_none(tiny_model):
 NAMES = ["", ".", "..", "../a", "a/b", "/etc/passwd", "a\\b", ".hidden", "a\nb", "a\0b", "\x7f", "x" * 201]
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_what_is_no_request(c, tmp_path):
     c.chat("x", **FIELDS)
     (row,) = idle(c)
@@ -191,6 +193,7 @@ def test_what_is_no_request(c, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_each_kind_of_file_has_its_code(c, tmp_path, other_tiny_model):
     c.chat(words(60, 2), **FIELDS)
     (row,) = idle(c)
@@ -239,6 +242,7 @@ def test_a_full_pool_is_retried_later(slow_model, tmp_path):
         act(c, 0, "restore", "a")
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_keys(tiny_model, tmp_path):
     """A key is asked for as elsewhere; where keys share no prefixes, none sees another's slot."""
     settings = {**SETTINGS, **slots_in(tmp_path), "gateway.keys": "one, two", "gateway.share_prefixes": "key"}
@@ -263,6 +267,7 @@ def test_keys(tiny_model, tmp_path):
         assert ask(c, slot, "restore", body, one)[0] == 200
 
 
+@pytest.mark.cpu("the gateway's own")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -313,6 +318,7 @@ def still(tiny_model, tmp_path):
         yield c
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_a_tool_holds_up_nobody(still):
     c = still
     waiting = begin(c, 0, "save", "a")
@@ -325,6 +331,7 @@ def test_a_tool_holds_up_nobody(still):
     assert not children(c.gateway)
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_a_client_that_leaves_ends_its_tool(still):
     c = still
     rows = c.pool().rows()
@@ -336,6 +343,7 @@ def test_a_client_that_leaves_ends_its_tool(still):
     assert not os.listdir(c.settings["gateway.slot_dir"])
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_so_many_at_a_time(still):
     """The next one is told to come back; a place is free when one has ended."""
     c = still
@@ -354,6 +362,7 @@ def test_so_many_at_a_time(still):
     assert (response.status, json.loads(response.read())["error"]["code"]) == (500, "internal_error")
 
 
+@pytest.mark.cpu("the gateway's own")
 def test_a_gateway_that_ends_takes_its_tools_along(still):
     c = still
     waiting = begin(c, 0, "save", "a")
@@ -378,6 +387,7 @@ NONSENSE = [
 ]
 
 
+@pytest.mark.cpu("the gateway's own")
 @pytest.mark.parametrize("text", NONSENSE)
 def test_tools_that_talk_nonsense(tiny_model, tmp_path, text):
     program = script(tmp_path / "poolctl", text)

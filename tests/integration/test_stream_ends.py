@@ -7,6 +7,8 @@ import pytest
 from harness import Cistern
 from test_equal import SMALL
 
+pytestmark = pytest.mark.cpu("how the gateway ends")
+
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1900, "ignore_eos": True}
 
 

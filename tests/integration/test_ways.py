@@ -7,6 +7,8 @@ from harness import Cistern, eventually
 from test_equal import SMALL, solo_rows, words
 from test_poolctl import plain, poolctl
 
+pytestmark = pytest.mark.cpu("between CPUs; between cards: test_device_stages.py")
+
 CHAT = (words(30, 4), {"max_tokens": 20, "temperature": 0})
 
 
