@@ -87,7 +87,7 @@ def slow_model(tmp_path_factory):
     Sanitizers make a narrower one as slow, and a card one of many layers: it is fast, but each of its
     kernels is to be begun."""
     if CARDS:
-        return make_tiny(tmp_path_factory.mktemp("slow"), "--layers", "64")
+        return make_tiny(tmp_path_factory.mktemp("slow"), "--layers", "32")
     heads, kv_heads, ff = ("4", "2", "384") if has_sanitizers() else ("8", "4", "768")
     shape = ("--heads", heads, "--kv-heads", kv_heads, "--head-dim", "32", "--ff", ff)
     return make_tiny(tmp_path_factory.mktemp("slow"), *shape)

@@ -23,7 +23,7 @@ SETTINGS = {
     "worker.trace": True,
 }
 PARIS = ("Name the capital of France.", {"max_tokens": 40, "temperature": 0})
-LONG = (words(60, 11), {"max_tokens": 500, "temperature": 0.8, "seed": 5, "ignore_eos": True})
+LONG = (words(60, 11), {"max_tokens": 300, "temperature": 0.8, "seed": 5, "ignore_eos": True})
 CHATS = [
     PARIS,
     LONG,
