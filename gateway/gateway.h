@@ -40,7 +40,8 @@ struct gateway {
 
 /* Whether a new request could be served now; if not, -EINVAL and the fault that says why. */
 int gateway_can_serve(const struct gateway *g, struct fault *fault);
-/* The same, and whether there is a place for one more generation. */
+/* The same, and whether there is a place for one more generation. One that comes while poold and
+ * who died with it are coming back may wait for them like those before it. */
 int gateway_admits(const struct gateway *g, struct fault *fault);
 /* Tokens of the longest conversation, as far as it is known. */
 uint32_t gateway_context(const struct gateway *g);

@@ -51,7 +51,8 @@ int gateway_can_serve(const struct gateway *g, struct fault *fault)
 int gateway_admits(const struct gateway *g, struct fault *fault)
 {
     int r = gateway_can_serve(g, fault);
-    if (r < 0) return r;
+    if (r < 0 && !(fault->kind == FAULT_STAGE_LOST && pipelines_are_coming_back(g->pipelines)))
+        return r;
     uint64_t places = (uint64_t)pipelines_lanes(g->pipelines) + g->config->gateway.queue;
     if (requests_in_flight(g->requests) < places) return 0;
     return fault_set(fault, FAULT_QUEUE_FULL, NULL,

@@ -27,8 +27,8 @@ struct pipelines {
     const char *fingerprint;
     struct pipelines_events events;
     struct loop_source *hello_timer, *settle_timer;
-    uint64_t settle_us; /* how long a poold that came back may not know everybody */
-    bool settling;
+    uint64_t settle_us;        /* how long a poold that came back may not know everybody */
+    bool settling, lost_ready; /* lost_ready: one was ready when poold was lost */
     struct pipeline at[POOL_PIPELINES_MAX];
     bool tied, were_ready;
     uint32_t context_tokens;
@@ -171,7 +171,7 @@ static void on_pipeline(struct pipelines *ps, const Cistern__Pipeline *m)
 static void on_settled(void *arg)
 {
     struct pipelines *ps = arg;
-    ps->settling = false;
+    ps->settling = ps->lost_ready = false;
     for (size_t i = 0; i < ARRAY_LEN(ps->at); i++)
         if (ps->at[i].doubted) apply(&ps->at[i], ps->at[i].doubt_head, "", false);
 }
@@ -230,6 +230,7 @@ static void on_pool_lost(void *arg)
     struct pipelines *ps = arg;
     ps->tied = false;
     ps->settling = true;
+    ps->lost_ready |= pipelines_ready(ps) > 0;
     (void)loop_set_timer(ps->settle_timer, 0, 0);
     log_warn("poold is gone; what runs goes on");
     ps->events.changed(ps->events.arg);
@@ -326,6 +327,11 @@ uint32_t pipelines_ready(const struct pipelines *ps)
     for (size_t i = 0; i < ARRAY_LEN(ps->at); i++)
         n += pipeline_is_ready(&ps->at[i]);
     return n;
+}
+
+bool pipelines_are_coming_back(const struct pipelines *ps)
+{
+    return ps->settling && ps->lost_ready;
 }
 
 uint32_t pipelines_lanes(const struct pipelines *ps)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """kill -9 is an ordinary step: who dies where, what a user sees, and what must hold after it."""
+import json
 import select
 import threading
 
 import pytest
 
-from harness import Cistern, eventually
+from harness import Cistern, chat_body, eventually
 from pool import ACTIVE, CLOSING, IDLE, WAITING
 from test_equal import SMALL, cached, solo_rows, words
 
@@ -182,6 +183,37 @@ def test_worker_dies_under_a_crowd(slow_model):
         quiet(c)
 
 
+def test_health_was_well_and_the_next_request_was_refused(slow_model, alone):
+    """Of a head that dies with poold the gateway hears when its successor attaches: health was 200 up
+    to then. A request that comes before that one serves waits for it."""
+    settings = {**DEATHS, "pool.attach_ms": 60000}  # until then a new poold's word is not complete
+    with Cistern(slow_model, settings=settings).start() as c:
+        for p in (c.poold, *c.workers):
+            p.kill()
+        c.start_poold()
+        c.start_worker(0, wait=False)
+        eventually(lambda: "its head is gone" in c.gateway.text(), "the gateway hears of the head")
+        assert c.get("/health")[0] == 503
+        asks = c.connect()
+        c.send(asks, CHAT[0], **CHAT[1])
+        eventually(lambda: c.metric("cistern_requests_waiting") == 1, "the request waits")
+        c.start_worker(1)
+        response = asks.getresponse()
+        answer = json.loads(response.read())
+        assert response.status == 200, answer
+        assert answer["choices"][0]["message"]["content"] == alone[1]
+
+
+def test_poold_comes_back_and_a_stage_was_missing_before(slow_model):
+    """Nobody said that it could be served: such a request is refused at once, as before."""
+    with Cistern(slow_model, settings={**DEATHS, "pool.attach_ms": 60000}).start() as c:
+        c.workers[0].kill()
+        eventually(lambda: c.get("/health")[0] == 503, "health tells of the missing stage")
+        replace_poold(c)
+        status, answer = c.post("/v1/chat/completions", chat_body(CHAT[0], CHAT[1]))
+        assert (status, answer["error"]["code"]) == (503, "stage_lost")
+
+
 def test_gateway_dies(slow_model, alone):
     """Its requests are cancelled, their K/V stays: the retry through a new gateway is cheap."""
     _, text, usage = alone
@@ -232,9 +264,9 @@ def test_a_stuck_worker_is_made_a_dead_one(slow_model, alone):
 
 def test_an_idle_worker_is_left_alone(slow_model, alone):
     """Who beats is not reaped for having nothing to do."""
-    with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 300}).start() as c:
+    with Cistern(slow_model, settings={**DEATHS, "worker.stuck_ms": 1000}).start() as c:
         pidfds = [w.pidfd for w in c.workers]
-        assert not select.select(pidfds, [], [], 2)[0], "a worker died for being idle"
+        assert not select.select(pidfds, [], [], 3)[0], "a worker died for being idle"
         assert c.chat(CHAT[0], **CHAT[1])["choices"][0]["message"]["content"] == alone[1]
 
 
