@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -21,7 +22,7 @@ enum {
     LAYERS_MAX = 1024,
     FILE_BYTES = 2048, /* key and split: a hundred bytes and 16 devices and numbers */
     LOCK_TRIES = 600,  /* of a tenth of a second: measuring takes a second a card */
-    LOCK_WAIT_US = 100000,
+    LOCK_WAIT_NS = 100000000,
 };
 
 /* ---- the split ---- */
@@ -159,13 +160,19 @@ static int file_write(int fd, const struct split_want *w, const uint32_t *n)
     return 0;
 }
 
-/* Who measures holds the lock; a death lets go of it. */
+/* Who measures holds the lock; a death lets go of it. The signals that end a worker are blocked,
+ * and its loop, which reads them, does not run yet. */
 static int file_lock(int fd)
 {
+    static const struct timespec pause = {.tv_nsec = LOCK_WAIT_NS};
+    sigset_t ends;
+    (void)sigemptyset(&ends);
+    (void)sigaddset(&ends, SIGTERM);
+    (void)sigaddset(&ends, SIGINT);
     for (int i = 0; i < LOCK_TRIES; i++) {
         if (flock(fd, LOCK_EX | LOCK_NB) == 0) return 0;
         if (errno != EWOULDBLOCK && errno != EINTR) return -errno;
-        (void)usleep(LOCK_WAIT_US);
+        if (sigtimedwait(&ends, NULL, &pause) > 0) return -ECANCELED;
     }
     return -ETIMEDOUT;
 }

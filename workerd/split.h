@@ -24,6 +24,7 @@ struct split_want {
 /* The device of a stage in such a list. -EINVAL when there is none, or it is too long. */
 int split_device(const char *devices, uint32_t stage, char *ret, size_t room);
 
+/* -ECANCELED: SIGTERM or SIGINT, which the caller has blocked, came while another measures. */
 int split_layers(const struct split_want *want, struct why *why, uint32_t *ret_first,
                  uint32_t *ret_n);
 

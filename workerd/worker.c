@@ -500,7 +500,10 @@ int worker_run(const struct config *config, const struct worker_place *place, st
 {
     struct worker w = {.config = config, .place = *place, .self = incarnation_new(), .why = why};
     int r = start(&w);
-    if (r == 0) r = loop_run(w.loop);
+    if (r == 0)
+        r = loop_run(w.loop);
+    else if (r == -ECANCELED)
+        r = 0; /* asked to end before there was anything to end */
     head_free(w.head);
     pool_client_free(w.client);
     if (w.stage && !stage_stop(w.stage, STOP_US / 1000)) {

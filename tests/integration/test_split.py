@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """worker.layers = free: all workers come to one split, by a file that the first of them writes; also
 one that comes back, and those that find the file cut short by a death."""
+import fcntl
+import os
+import pathlib
 import re
 
 from harness import Cistern, eventually
@@ -36,3 +39,18 @@ def test_workers_agree_on_a_split(tiny_model):
         c.wait_ready(*c.workers)
         assert path.read_bytes() == whole
     assert rows == solo_rows(tiny_model, [CHAT], 1)[0]
+
+
+def is_open(p, path):
+    return any(os.path.realpath(fd) == str(path) for fd in pathlib.Path(f"/proc/{p.pid}/fd").iterdir())
+
+
+def test_sigterm_while_another_measures_was_read_a_minute_later(tiny_model):
+    with Cistern(tiny_model, 1, {**SMALL, "worker.layers": "free"}) as c:
+        path = c.folder / "run/split-0"
+        path.parent.mkdir(mode=0o700)
+        with open(path, "w") as measures:
+            fcntl.flock(measures, fcntl.LOCK_EX)
+            c.start_worker(0, wait=False)
+            eventually(lambda: is_open(c.workers[0], path), "the worker waits for the split")
+            c.workers[0].stop()
