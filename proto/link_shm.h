@@ -13,8 +13,9 @@
  *
  * Windows are taken in order by every stage: window number {life, n} lies in slot n % n_slots. Bell
  * 0 counts windows that the head has posted; bell s + 1 counts windows that stage s has finished.
- * So stage s waits until bell s passes its own count, and the head until bell n_stages does. The
- * head posts into a slot only when the last stage has finished the window that lay there before.
+ * So stage s waits until bell s passes its own count, and the head until bell n_stages does. What
+ * the head wrote every stage may read as soon as bell 0 covers it. The head posts into a slot only
+ * when the last stage has finished the window that lay there before.
  *
  * A window may be posted before the tokens that it begins with are known: such a lane's one row
  * bears LINK_TOKEN_FED, and stage 0 takes the token from the results of an earlier window, once
@@ -23,7 +24,8 @@
  *
  * Activations go from stage s to stage s + 1 through the slot, or straight into memory of the next
  * one's device, which that one names in its inbox. Way s of the slot, stored before bell s + 1
- * rings, says where they are; they are complete when it rings.
+ * rings, says where they are; they are complete when it rings. A stage whose inbox was used has it
+ * used for all later windows of the life.
  *
  * Each bell has one writer. A death leaves a count that no longer rises; the link is then of no use
  * to anybody and the next life has another one. A reader bounds what it copies out of a slot.

@@ -79,11 +79,12 @@ struct backend_ops {
                      struct why *why);
     void (*copy_cells)(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells);
 
-    /* A lane with fed_from has the token that row fed_row of the last sample chooses. */
+    /* A lane with fed_from has the token that row fed_row of the last sample chooses; what is late
+     * (struct window) is read when it is launched. */
     void (*begin)(struct backend *b, const struct window *w);
     /* x[row] = the table's row of the window's token. */
     void (*embed)(struct backend *b, struct backend_buffer *x, const struct backend_weight *table);
-    /* x = host [rows][width]; host = x, there once sync has returned. */
+    /* x = host [rows][width], read when it is launched; host = x, there once sync has returned. */
     void (*load)(struct backend *b, struct backend_buffer *x, const float *host);
     void (*store)(struct backend *b, float *host, const struct backend_buffer *x);
     /* Between stages on devices of their own (struct link_inbox): inbox names this device's memory
@@ -124,14 +125,19 @@ struct backend_ops {
      * point to stay the caller's and must live until sync. Their ids and tokens are below n_vocab.
      */
     void (*sample)(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows);
+    /* All of a window is enqueued, and launch, not sync, comes next: maybe only when what it begins
+     * with is there. Does what can be done until then. */
+    void (*prepare)(struct backend *b);
+    /* Takes back what is prepared. */
+    void (*drop)(struct backend *b);
     /* Starts what is enqueued without waiting for it, and returns 1: the next window may begin
-     * before the sync of this one. Two are started at most, and none after it is enqueued but not
-     * started. 0: this device computes in sync, which comes next. Or a negative errno. */
+     * before the sync of this one. Two are begun and not waited for at most. 0: this device
+     * computes in sync, which comes next. Or a negative errno. */
     int (*launch)(struct backend *b);
     bool (*done)(
         struct backend *b); /* whether sync would return the window started first at once */
-    /* Waits for the window started first; when none is, starts what is enqueued and waits for it.
-     */
+    /* Waits for the window started first; when none is, starts what is enqueued, and was not
+     * prepared, and waits for it. */
     int (*sync)(struct backend *b);
     /* A row of a buffer, readable by the caller until the next operation. A failure to read it is
      * returned by the next sync. */

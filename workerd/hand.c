@@ -91,7 +91,6 @@ void hand_build(struct hand *h, const struct link *l, const struct pool_map *poo
         const struct link_lane *from = &h->copy.lanes[i];
         h->lanes[i] = lane_from(from, biases);
         h->lanes[i].first_row = first_row;
-        if (h->copy.tokens[first_row] == LINK_TOKEN_FED) h->lanes[i].fed_from = from->fed_lane + 1;
         table_read(h, pool, i);
         first_row += from->n_rows;
         biases += from->n_biases;

@@ -24,9 +24,8 @@ struct hand {
 void hand_size(struct hand *h, const struct model_want *want, uint32_t table_entries);
 void hand_fini(struct hand *h);
 
-/* Makes the window of the copy. A lane whose token is still LINK_TOKEN_FED gets it on the device
- * (window_lane.fed_from). The ways in and out, and who looks at logits, are the caller's to fill
- * in. */
+/* Makes the window of the copy. Where fed lanes find their tokens, the ways in and out, and who
+ * looks at logits, are the caller's to fill in. */
 void hand_build(struct hand *h, const struct link *l, const struct pool_map *pool);
 /* Whether a fork's beginning is to be copied first. */
 bool hand_has_copies(const struct hand *h);

@@ -33,6 +33,7 @@ struct wanted {
 /* A window until it is finished. Of the last stage: its rows of logits of one time. */
 struct flight {
     struct window *w;
+    bool flies; /* all of it is enqueued at once */
     struct wanted want;
     struct sampler_row *rows; /* [LOGITS_ROWS_MAX] */
     uint32_t *past;           /* [max_past]: what their penalties look back to */
@@ -49,9 +50,10 @@ struct model {
     struct arch_buffers buf;
     struct pool_arena *arena;
     uint32_t max_past;
-    /* The window that was started last, and the one before. */
+    /* The window that was prepared or started last, and the one before. */
     struct flight flight[2], *now;
     uint32_t n_flying; /* started, not finished */
+    bool prepared;     /* now is, and is not started yet */
 };
 
 static bool is_first(const struct model *m) { return m->want.first_layer == 0; }
@@ -279,6 +281,8 @@ int model_peer_open(struct model *m, const struct link_inbox *peer, struct why *
     return m->ops->peer_open(m->backend, peer, why);
 }
 
+bool model_on_device(const struct model *m) { return m->ops != &cpu_backend; }
+
 void model_peer_close(struct model *m) { m->ops->peer_close(m->backend); }
 
 void model_copy_cells(struct model *m, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells)
@@ -421,11 +425,12 @@ static int head(struct model *m, const struct arch_pass *p)
 }
 
 /* Whether nothing of a window is left to be done when the device has done what is enqueued at
- * first: it has one stage, its logits are made at one time, and the host sees none of them. */
+ * first: its logits are made at one time, and the host sees none of them. */
 static bool flies(const struct model *m, const struct window *w)
 {
     uint64_t n_past = 0;
-    if (!is_first(m) || !is_last(m) || w->on_logits || w->n_lanes > head_rows(m)) return false;
+    if (!is_last(m)) return true;
+    if (w->on_logits || w->n_lanes > head_rows(m)) return false;
     for (uint32_t i = 0; i < w->n_lanes; i++) {
         const struct window_lane *l = &w->lanes[i];
         if (l->want == WINDOW_ALL) return false;
@@ -477,21 +482,45 @@ static int enqueue(struct model *m, struct window *w)
     return 0;
 }
 
-int model_start(struct model *m, struct window *w)
+int model_prepare(struct model *m, struct window *w)
 {
-    assert(m->n_flying < 2);
+    assert(m->n_flying < 2 && !m->prepared);
     int r = check_window(m, w);
     bool may_fly = flies(m, w);
     if (r == 0 && m->n_flying && !may_fly) return -EAGAIN;
     m->now = &m->flight[m->n_flying == 1 && m->now == &m->flight[0]];
     m->now->w = w;
+    m->now->flies = may_fly;
     m->now->want.n = m->now->want.n_past = 0;
     if (r == 0) r = find_fed(m, w);
-    if (r == 0) r = enqueue(m, w);
-    if (r == 0 && may_fly) r = m->ops->launch(m->backend);
+    if (r == 0 && may_fly) r = enqueue(m, w);
+    if (r == 0 && may_fly) m->ops->prepare(m->backend);
+    m->prepared = r == 0;
+    return r;
+}
+
+int model_launch(struct model *m)
+{
+    assert(m->prepared);
+    struct flight *f = m->now;
+    m->prepared = false;
+    int r = f->flies ? m->ops->launch(m->backend) : enqueue(m, f->w);
     if (r < 0) return r;
     m->n_flying += (uint32_t)r;
-    return r ? r : head_wait(m, m->now);
+    return r ? r : head_wait(m, f);
+}
+
+void model_drop(struct model *m)
+{
+    if (!m->prepared) return;
+    m->prepared = false;
+    if (m->now->flies) m->ops->drop(m->backend);
+}
+
+int model_start(struct model *m, struct window *w)
+{
+    int r = model_prepare(m, w);
+    return r < 0 ? r : model_launch(m);
 }
 
 bool model_is_done(const struct model *m) { return m->ops->done(m->backend); }
@@ -499,7 +528,8 @@ bool model_is_done(const struct model *m) { return m->ops->done(m->backend); }
 int model_finish(struct model *m)
 {
     assert(m->n_flying > 0);
-    struct flight *f = m->n_flying == 2 ? &m->flight[m->now == &m->flight[0]] : m->now;
+    bool other = m->n_flying + m->prepared == 2;
+    struct flight *f = other ? &m->flight[m->now == &m->flight[0]] : m->now;
     m->n_flying--;
     return head_wait(m, f);
 }

@@ -59,6 +59,8 @@ int model_load(const struct gguf *g, const struct model_want *want, void (*progr
                void *progress_arg, struct why *why, struct model **ret);
 void model_free(struct model *m);
 const struct model_facts *model_facts(const struct model *m);
+/* Whether it computes on a device of its own, while the calling thread goes on. */
+bool model_on_device(const struct model *m);
 
 /* The arena of this stage, mapped read-write by the caller, its header already checked against the
  * facts. May be called again after a new arena was mapped. */
@@ -80,6 +82,12 @@ int model_run(struct model *m, struct window *w);
  * tokens of this one that nobody has seen yet (window_lane.fed_from). -EAGAIN: this one can't be
  * started before the other is finished; nothing was done. */
 int model_start(struct model *m, struct window *w);
+/* model_start in two steps: all that can be done before the activations, or the tokens of lanes
+ * that are late, are there (0; -EAGAIN and errors as above), and what is left. One window at a time
+ * is prepared; model_drop takes it back. */
+int model_prepare(struct model *m, struct window *w);
+int model_launch(struct model *m);
+void model_drop(struct model *m);
 /* Whether the window that was started first can be finished without waiting. */
 bool model_is_done(const struct model *m);
 /* Waits for it. */

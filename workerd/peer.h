@@ -19,7 +19,8 @@ struct peer {
     const char *device; /* ours, as "cuda:0" */
 
     bool decided, open, has_inbox; /* of this life */
-    char text[192];                /* the way, for people; empty: not decided, or the last stage */
+    bool came;      /* activations by the inbox: so do all that follow in this life */
+    char text[192]; /* the way, for people; empty: not decided, or the last stage */
 };
 
 /* A life begins: names the inbox, which the stage before may be waiting for. */
@@ -30,8 +31,14 @@ int peer_look(struct peer *p, struct model *m, const struct link *l, struct why 
 /* The life is over, no window is in hand: whoever is dead gets its memory back by this. */
 void peer_end(struct peer *p, struct model *m);
 
-/* Fills a window's ways in and out. -EPROTO with why when the one in is none. */
+/* Whether it is known how a window's activations come, though they may not have. */
+bool peer_knows(const struct peer *p, const struct link *l, uint32_t count);
+/* Fills a window's ways in and out, where they are known. -EPROTO with why when the one in is none.
+ */
 int peer_ways(const struct peer *p, const struct link *l, uint32_t count, struct window *w,
+              struct why *why);
+/* The window's activations have come. -EPROTO with why when they did not as was known. */
+int peer_came(struct peer *p, const struct link *l, uint32_t count, const struct window *w,
               struct why *why);
 /* Before the bell: says where the window's activations are. */
 void peer_say(const struct peer *p, const struct link *l, uint32_t count, const struct window *w);

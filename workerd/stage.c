@@ -27,7 +27,10 @@
 #include "workerd/trace.h"
 
 enum {
-    SPIN_US = 20,    /* at a bell, and only with cores of our own (ARCHITECTURE.md, Decisions) */
+    /* ARCHITECTURE.md, Decisions. */
+    SPIN_US = 20, /* at a bell, and only with cores of our own */
+    COMING_US =
+        10000, /* a device's window that is on its way; one that takes longer is late anyway */
     LOOK_US = 20000, /* an order is noticed within this time while no bell rings */
 };
 
@@ -50,8 +53,10 @@ struct stage {
     struct trace *trace;
     struct peer peer;
     uint32_t done, started; /* windows of this life: published, and given to the device */
+    bool prepared;          /* the one after started is, and waits for what it begins with */
     struct hand hand[2];    /* of window n: hand[n % 2] */
     uint64_t busy_since;    /* when the device last went on to another window, or began */
+    uint64_t ready_us;      /* when the last window was prepared, or done */
 };
 
 /* The device thread's faults are the process's end. */
@@ -105,20 +110,6 @@ static void window_copy(struct stage *s, const struct hand *h)
     }
 }
 
-/* Waits until window `from` has its results, or an order is given: a stage that died never has any.
- * Who waits for another's work goes on, as far as poold is concerned. */
-static bool results_wait(struct stage *s, uint32_t from)
-{
-    const struct link *l = s->serving->link;
-    struct link_bell *bell = link_bell(l, l->h.n_stages);
-    for (uint32_t seen; (int32_t)((seen = bell_count(bell)) - from) < 0;) {
-        if (__atomic_load_n(&s->order, __ATOMIC_RELAXED)) return false;
-        (void)bell_wait(bell, seen, spin_us(s), LOOK_US);
-        (void)__atomic_add_fetch(&s->steps, 1, __ATOMIC_RELAXED);
-    }
-    return true;
-}
-
 static uint32_t result_of(const struct stage *s, uint32_t count, uint32_t lane)
 {
     uint32_t token = link_results(s->serving->link, count)[lane];
@@ -129,22 +120,30 @@ static uint32_t result_of(const struct stage *s, uint32_t count, uint32_t lane)
     stage_fail(&why);
 }
 
-/* Stage 0 fills in the tokens that earlier windows sampled; what the device still computes stays
- * there. False: it was interrupted, the window is as good as not taken. */
-static bool tokens_feed(struct stage *s, struct hand *h)
+/* Where stage 0 finds the tokens that earlier windows sample: on its device, when it is alone and
+ * has that window, else in the results, by the time this one is launched. */
+static void tokens_mark(const struct stage *s, struct hand *h)
 {
-    uint32_t *token = h->copy.tokens;
-    for (uint32_t i = 0; s->setup.stage == 0 && i < h->copy.window.n_lanes; i++) {
-        const struct link_lane *lane = &h->copy.lanes[i];
-        uint32_t from = h->count - lane->fed_back;
-        bool computed = from == s->started && s->started != s->done;
-        if (lane->fed_back && !computed) {
-            if (!results_wait(s, from)) return false;
-            *token = result_of(s, from, lane->fed_lane);
-        }
-        token += lane->n_rows;
+    bool alone = s->setup.n_stages == 1;
+    for (uint32_t i = 0; s->setup.stage == 0 && i < h->window.n_lanes; i++) {
+        const struct link_lane *from = &h->copy.lanes[i];
+        bool computed = h->count - from->fed_back == s->started && s->started != s->done;
+        if (!from->fed_back) continue;
+        if (alone && computed)
+            h->lanes[i].fed_from = from->fed_lane + 1;
+        else
+            h->lanes[i].late = true;
     }
-    return true;
+}
+
+static void tokens_fill(const struct stage *s, struct hand *h)
+{
+    for (uint32_t i = 0; i < h->window.n_lanes; i++) {
+        const struct link_lane *from = &h->copy.lanes[i];
+        if (!h->lanes[i].late) continue;
+        h->copy.tokens[h->lanes[i].first_row] =
+            result_of(s, h->count - from->fed_back, from->fed_lane);
+    }
 }
 
 /* Whether there is one to run when the window in hand is done: posted, and its tokens known by
@@ -188,7 +187,7 @@ static void window_done(struct stage *s, struct hand *h)
     uint64_t now = now_us();
     shm_store_u64(&page->busy_us, page->busy_us + (now - s->busy_since));
     shm_store_u64(&page->windows, page->windows + 1);
-    s->busy_since = now;
+    s->busy_since = s->ready_us = now;
     /* Looked at while this window is still in hand, so that the count depends on what was in flight
      * and not on how fast threads wake. */
     if (!next_is_there(s, h->count)) shm_store_u64(&page->bubbles, page->bubbles + 1);
@@ -197,28 +196,68 @@ static void window_done(struct stage *s, struct hand *h)
     s->done = h->count;
 }
 
-/* Gives the next window to the device, behind one that is there or alone. It may be done then. */
-static void window_start(struct stage *s)
+static struct hand *next_hand(struct stage *s) { return &s->hand[(s->started + 1) % 2]; }
+
+/* Whether the head has posted the next window: then its slot holds it, for every stage. */
+static bool window_is_posted(const struct stage *s)
+{
+    return (int32_t)(bell_count(link_bell(s->serving->link, 0)) - s->started) > 0;
+}
+
+/* Does of the next window what can be done before the stage before, or the last one, is done with
+ * what it begins with. False: the window in hand, or its activations, must come first. */
+static bool window_prepare(struct stage *s)
 {
     bool alone = s->started == s->done;
-    struct hand *h = &s->hand[(s->started + 1) % 2];
+    struct hand *h = next_hand(s);
+    struct why why = {0};
     window_take(s, h);
+    if (!peer_knows(&s->peer, s->serving->link, h->count)) return false;
     if (!alone && hand_has_copies(h))
-        return; /* by the host, which may not touch what is being read */
-    if (!tokens_feed(s, h)) return;
+        return false; /* by the host, which may not touch what is being read */
     hand_build(h, s->serving->link, s->serving->pool);
+    tokens_mark(s, h);
     h->window.on_logits = s->trace ? trace_logits : NULL;
     h->window.on_logits_arg = s->trace;
     h->window.steps = &s->steps;
-    struct why why = {0};
     if (peer_ways(&s->peer, s->serving->link, h->count, &h->window, &why) < 0)
         window_fail(s, h->count, "is malformed", why.text);
-    DEATH_POINT("window-taken");
-    if (alone) s->busy_since = now_us();
     window_copy(s, h);
-    int r = model_start(s->model, &h->window);
-    if (r == -EAGAIN && !alone) return;
+    int r = model_prepare(s->model, &h->window);
+    if (r == -EAGAIN && !alone) return false;
     if (r < 0) window_fail(s, h->count, "failed on the device", strerror(-r));
+    s->ready_us = now_us();
+    DEATH_POINT("window-prepared");
+    return true;
+}
+
+/* Whether what the prepared window begins with is there. */
+static bool window_has_come(struct stage *s)
+{
+    const struct link *l = s->serving->link;
+    const struct hand *h = next_hand(s);
+    if ((int32_t)(bell_count(link_bell(l, s->setup.stage)) - h->count) < 0) return false;
+    uint32_t back = bell_count(link_bell(l, l->h.n_stages));
+    for (uint32_t i = 0; i < h->window.n_lanes; i++)
+        if (h->lanes[i].late && (int32_t)(back - (h->count - h->copy.lanes[i].fed_back)) < 0)
+            return false;
+    return true;
+}
+
+/* Gives the prepared window to the device, behind one that is there or alone. It may be done then.
+ */
+static void window_launch(struct stage *s)
+{
+    struct hand *h = next_hand(s);
+    struct why why = {0};
+    if (peer_came(&s->peer, s->serving->link, h->count, &h->window, &why) < 0)
+        window_fail(s, h->count, "is malformed", why.text);
+    tokens_fill(s, h);
+    DEATH_POINT("window-taken");
+    if (s->started == s->done) s->busy_since = now_us();
+    int r = model_launch(s->model);
+    if (r < 0) window_fail(s, h->count, "failed on the device", strerror(-r));
+    s->prepared = false;
     s->started = h->count;
     if (r == 0) window_done(s, h);
 }
@@ -263,6 +302,8 @@ static bool order_adopt(struct stage *s, struct stage_order *o)
 {
     while (s->started != s->done)
         window_finish(s);
+    if (s->prepared) model_drop(s->model);
+    s->prepared = false;
     struct stage_order *old = TAKE(s->serving);
     if (old) {
         peer_end(&s->peer, s->model);
@@ -304,21 +345,42 @@ static void order_wait(struct stage *s)
     (void)eventfd_read(s->order_fd, &n);
 }
 
-/* The device is given the next window while it has one, if that is posted by then: so it goes on
+/* The device has nothing: sleeps until the next window, or the tokens that it begins with, may have
+ * come. A device's window that is prepared is on its way: with little left to do when it comes, the
+ * futex's wake would be a good part of that. */
+static void window_wait(struct stage *s)
+{
+    const struct link *l = s->serving->link;
+    struct link_bell *own = link_bell(l, s->setup.stage);
+    bool fed = s->prepared && (int32_t)(bell_count(own) - next_hand(s)->count) >= 0;
+    struct link_bell *bell = fed ? link_bell(l, l->h.n_stages) : own;
+    uint32_t seen = bell_count(bell);
+    if (s->prepared ? window_has_come(s) : seen != s->started) return;
+    if (s->prepared && model_on_device(s->model) && now_us() - s->ready_us < COMING_US) {
+        (void)sched_yield();
+        return;
+    }
+    (void)bell_wait(bell, seen, spin_us(s), LOOK_US);
+    /* Who waits for another's work goes on, as far as poold is concerned. */
+    if (fed) (void)__atomic_add_fetch(&s->steps, 1, __ATOMIC_RELAXED);
+}
+
+/* The device is given the next window while it has one, if that has come by then: so it goes on
  * from one to the other by itself. Its end is seen by no futex, so both are looked for in turn; a
  * driver's own wait spins no less. */
 static void serve(struct stage *s)
 {
     way_look(s);
-    struct link_bell *bell = link_bell(s->serving->link, s->setup.stage);
-    if (s->started == s->done) {
-        if (bell_wait(bell, s->started, spin_us(s), LOOK_US)) window_start(s);
-        return;
-    }
-    while (bell_count(bell) == s->started && !model_is_done(s->model))
+    bool room = !s->prepared && s->started - s->done < ARRAY_LEN(s->hand);
+    bool stays = room && window_is_posted(s) && !(s->prepared = window_prepare(s));
+    if (s->prepared && window_has_come(s))
+        window_launch(s);
+    else if (s->started == s->done)
+        window_wait(s);
+    else if (stays || model_is_done(s->model))
+        window_finish(s);
+    else
         (void)sched_yield();
-    if (bell_count(bell) != s->started) window_start(s);
-    window_finish(s);
 }
 
 /* ---- the thread ---- */

@@ -4,7 +4,9 @@
 /*
  * A window as a stage computes it: the token rows of one forward pass. Built by stage.c from the
  * link (proto/link_shm.h) after every number in it has been bounded; read by the model and the
- * backend; valid until it is finished. Device thread only.
+ * backend; valid until it is finished. A window may be prepared before what it begins with is
+ * there: then tokens of lanes that are late, and what `in` or the inbox's slot holds, are read when
+ * it is launched. Device thread only.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,6 +35,7 @@ struct window_lane {
     /* Not 0: its one row's token is what lane fed_from - 1 of the window before sampled, which is
      * still being computed; fed_row, which the model fills in: as that row of its last sample. */
     uint32_t fed_from, fed_row;
+    bool late; /* its one row's token is in tokens when the window is launched, not before */
 };
 
 struct window {

@@ -67,6 +67,29 @@ def test_bits_do_not_depend_on_the_way(tiny_model):
         assert rows_of(tiny_model, stages, "off", by_host) == one
 
 
+def texts_of(model, stages, peer):
+    """Without a trace, which would have the host look at each window: of each chat, and of all at once."""
+    settings = {k: v for k, v in SETTINGS.items() if k != "worker.trace"} | {"worker.peer": peer}
+    with Cards(model, stages, settings).start() as c:
+        alone = [c.chat(content, **fields)["choices"] for content, fields in CHATS]
+        for _ in range(3):
+            streams = [c.stream(content, **fields) for content, fields in CHATS]
+            threads = [threading.Thread(target=s.read_all) for s in streams]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            assert [s.text for s in streams] == [a[0]["message"]["content"] for a in alone]
+    return alone
+
+
+def test_windows_prepared_ahead_say_the_same(tiny_model):
+    one = texts_of(tiny_model, 1, "auto")
+    for stages in (2, 3):
+        assert texts_of(tiny_model, stages, "on") == one
+        assert texts_of(tiny_model, stages, "off") == one
+
+
 def test_layers_by_free_memory(tiny_model):
     """Who comes back when the cards are full has the layers that it had."""
     settings = {**SETTINGS, "worker.layers": "free"}

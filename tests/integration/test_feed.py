@@ -127,15 +127,11 @@ def test_a_token_that_is_the_last_is_not_fed(tiny_model):
         assert 0 < feeds(c) <= 0 + 1 + 2 + 16 + 32
 
 
-@pytest.mark.death_points
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("point", ["ids-stored:20", "fed-posted:20", "window-taken:20"])
-def test_the_head_dies_between_its_stores(slow_model, alone, stages, point):  # noqa: F811
-    """The id of a fed token stored and not counted; a window posted and its token not known."""
-    with Cistern(slow_model, stages, DEATHS) as c:
-        stream, reader = answered_to(c, 0, CISTERN_DIE_AT=point)
-        assert c.workers[0].wait() == -9
-        c.start_worker(0)
+def dies_at(model, alone, stages, victim, point):  # noqa: F811
+    with Cistern(model, stages, DEATHS) as c:
+        stream, reader = answered_to(c, victim, CISTERN_DIE_AT=point)
+        assert c.workers[victim].wait() == -9
+        c.start_worker(victim)
         reader.join()
         rows, whole, _ = alone
         assert stream.done and not stream.error and stream.text == whole
@@ -144,3 +140,22 @@ def test_the_head_dies_between_its_stores(slow_model, alone, stages, point):  # 
         assert {p for f in found for p in f} == set(rows)
         quiet(c)
         assert text(c.chat(CHAT[0], **CHAT[1])) == whole
+
+
+@pytest.mark.death_points
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    "point", ["ids-stored:20", "fed-posted:20", "window-prepared:20", "window-taken:20"]
+)
+def test_the_head_dies_between_its_stores(slow_model, alone, stages, point):  # noqa: F811
+    """The id of a fed token stored and not counted; a window posted and its token not known; the next
+    stage has a window prepared that never comes."""
+    dies_at(slow_model, alone, stages, 0, point)
+
+
+@pytest.mark.death_points
+@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("point", ["window-prepared:20", "window-taken:20"])
+def test_a_stage_dies_with_a_window_prepared(slow_model, alone, victim, point):  # noqa: F811
+    """The head has its next one prepared as well, for tokens that never come."""
+    dies_at(slow_model, alone, 3, victim, point)

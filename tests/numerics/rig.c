@@ -248,6 +248,20 @@ int rig_start(struct rig *r, struct window *w, struct window_lane *lanes, uint32
     return model_start(r->stage[0], w);
 }
 
+static void ways_set(const struct rig *r, uint32_t stage, struct window *w)
+{
+    w->in = stage ? r->link[stage - 1] : NULL;
+    w->out = stage + 1 == r->n_stages ? NULL : r->link[stage];
+}
+
+int rig_prepare(struct rig *r, uint32_t stage, struct window *w, struct window_lane *lanes,
+                uint32_t n_lanes, const uint32_t *tokens)
+{
+    *w = window_of(r, lanes, n_lanes, tokens);
+    ways_set(r, stage, w);
+    return model_prepare(r->stage[stage], w);
+}
+
 void rig_finish(struct rig *r)
 {
     if (model_finish(r->stage[0]) < 0) die("model_finish failed", NULL);
@@ -259,8 +273,7 @@ void rig_run(struct rig *r, struct window_lane *lanes, uint32_t n_lanes, const u
     struct window w = window_of(r, lanes, n_lanes, tokens);
     for (uint32_t s = 0; s < r->n_stages; s++) {
         bool last = s + 1 == r->n_stages;
-        w.in = s ? r->link[s - 1] : NULL;
-        w.out = last ? NULL : r->link[s];
+        ways_set(r, s, &w);
         w.on_logits = last ? on_logits : NULL;
         w.on_logits_arg = arg;
         if (model_run(r->stage[s], &w) < 0) die("model_run refused a window", NULL);

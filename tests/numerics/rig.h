@@ -74,6 +74,9 @@ void rig_run(struct rig *r, struct window_lane *lanes, uint32_t n_lanes, const u
  * model_start returns. */
 int rig_start(struct rig *r, struct window *w, struct window_lane *lanes, uint32_t n_lanes,
               const uint32_t *tokens);
+/* Any stage: model_prepare of a window, which stays likewise. */
+int rig_prepare(struct rig *r, uint32_t stage, struct window *w, struct window_lane *lanes,
+                uint32_t n_lanes, const uint32_t *tokens);
 /* Waits for the one that was started first. */
 void rig_finish(struct rig *r);
 /* Reads n tokens in pieces of at most `piece` rows; returns the greedy next one. want: of the rows.

@@ -3,7 +3,8 @@
  * Windows that are started while the one before is computed, and take its tokens where the device
  * has them: held against the same windows one after the other, by their tokens and by every byte of
  * K and V that they leave in the pool. A device that computes a window before it returns (the CPU)
- * is given the tokens, as the stage gives them. Argument: the folder of the tiny models.
+ * is given the tokens, as the stage gives them. The same for windows that every stage prepares
+ * before their tokens and activations are there. Argument: the folder of the tiny models.
  */
 #include <check.h>
 #include <errno.h>
@@ -41,13 +42,14 @@ struct talk {
     uint32_t token[WINDOWS][LANES]; /* by chat */
 };
 
-static struct talk *talk_new(int subject)
+static struct talk *talk_new(int subject, uint32_t n_stages)
 {
     struct talk *t = xnew(struct talk);
     char path[4096];
     (void)snprintf(path, sizeof(path), "%s/tiny_%s.gguf", folder, subjects[subject].file);
     struct rig_want want = {
         .path = path,
+        .n_stages = n_stages,
         .kv = subjects[subject].kv,
         .context_tokens = WINDOWS * PIECE + CHUNK,
         .n_chunks = LANES * (WINDOWS / CHUNK + 3) + WINDOWS * PIECE / CHUNK + 2,
@@ -163,20 +165,81 @@ static uint32_t talk_ahead(struct talk *t)
     return n_ahead;
 }
 
-START_TEST(fed_windows_equal_windows_in_turn)
+/* Every stage has the window before its tokens are known, and what comes from the stage before it,
+ * too; of some it is taken back once. */
+static void prepare_all(struct talk *t, uint32_t n, struct talk_window *w, struct window *windows)
 {
-    if (!rig_has_kv(subjects[_i].kv)) return;
-    struct talk *one = talk_new(_i), *two = talk_new(_i);
-    talk_in_turn(one);
-    uint32_t n_ahead = talk_ahead(two);
-    ck_assert_uint_eq(n_ahead, rig_device() ? (uint32_t)n_windows - 1 : 0);
+    uint32_t known[LANES + PIECE];
+    memcpy(known, w->tokens, sizeof(known));
+    for (uint32_t i = 0, row = 0; i < w->n_lanes; row += w->lanes[i++].n_rows) {
+        w->lanes[i].late = w->chat[i] < LANES;
+        if (w->lanes[i].late) w->tokens[row] = LINK_TOKEN_FED;
+    }
+    for (uint32_t s = 0; s < t->r->n_stages; s++) {
+        memset(t->r->link[s], 0xff, sizeof(float) * t->r->facts.n_embd * t->r->want.max_rows);
+        for (uint32_t turns = (n + s) % 5 ? 1 : 2; turns; turns--) {
+            model_drop(t->r->stage[s]); /* what is not prepared stays as it is */
+            ck_assert_int_eq(rig_prepare(t->r, s, &windows[s], w->lanes, w->n_lanes, w->tokens), 0);
+        }
+    }
+    memcpy(w->tokens, known, sizeof(known));
+}
+
+static void talk_prepared(struct talk *t)
+{
+    struct talk_window w[2];
+    for (uint32_t n = 0; n < (uint32_t)n_windows; n++) {
+        struct talk_window *now = &w[n % 2];
+        struct window windows[RIG_STAGES_MAX] = {0};
+        window_make(t, n, n ? &w[(n - 1) % 2] : NULL, false, now);
+        prepare_all(t, n, now, windows);
+        for (uint32_t s = 0; s < t->r->n_stages; s++) {
+            int r = model_launch(t->r->stage[s]);
+            ck_assert_int_eq(r, rig_device() != NULL);
+            if (r) ck_assert_int_eq(model_finish(t->r->stage[s]), 0);
+        }
+        tokens_keep(t, n, now);
+    }
+}
+
+static void same_arenas(const struct rig *a, const struct rig *b)
+{
+    for (uint32_t s = 0; s < a->n_stages; s++) {
+        ck_assert_uint_eq(a->arena_bytes[s], b->arena_bytes[s]);
+        ck_assert_int_eq(memcmp(a->arena[s], b->arena[s], a->arena_bytes[s]), 0);
+    }
+}
+
+static void same_tokens(const struct talk *one, const struct talk *two)
+{
     for (int n = 0; n < n_windows; n++)
         for (uint32_t i = 0; i < one->n_lanes; i++)
             ck_assert_msg(one->token[n][i] == two->token[n][i], "window %d, chat %u: %u and %u", n,
                           i, one->token[n][i], two->token[n][i]);
-    struct rig *a = one->r, *b = two->r;
-    ck_assert_uint_eq(a->arena_bytes[0], b->arena_bytes[0]);
-    ck_assert_int_eq(memcmp(a->arena[0], b->arena[0], a->arena_bytes[0]), 0);
+}
+
+START_TEST(windows_prepared_ahead_equal_windows_in_turn)
+{
+    if (!rig_has_kv(subjects[_i].kv)) return;
+    struct talk *one = talk_new(_i, 2), *two = talk_new(_i, 2);
+    talk_in_turn(one);
+    talk_prepared(two);
+    same_tokens(one, two);
+    same_arenas(one->r, two->r);
+    talk_free(one);
+    talk_free(two);
+}
+END_TEST
+
+START_TEST(fed_windows_equal_windows_in_turn)
+{
+    if (!rig_has_kv(subjects[_i].kv)) return;
+    struct talk *one = talk_new(_i, 1), *two = talk_new(_i, 1);
+    talk_in_turn(one);
+    uint32_t n_ahead = talk_ahead(two);
+    ck_assert_uint_eq(n_ahead, rig_device() ? (uint32_t)n_windows - 1 : 0);
+    same_tokens(one, two);
+    same_arenas(one->r, two->r);
     talk_free(one);
     talk_free(two);
 }
@@ -191,7 +254,7 @@ static void ignore(void *arg, uint32_t lane, uint32_t row, const float *logits, 
 START_TEST(who_needs_the_host_waits_for_the_window_before)
 {
     if (!rig_device()) return;
-    struct talk *t = talk_new(0);
+    struct talk *t = talk_new(0, 1);
     struct talk_window w[2];
     window_make(t, 1, NULL, false, &w[0]);
     ck_assert_int_eq(rig_start(t->r, &w[0].window, w[0].lanes, w[0].n_lanes, w[0].tokens), 1);
@@ -203,7 +266,7 @@ START_TEST(who_needs_the_host_waits_for_the_window_before)
     w[1].tokens[0] = w[0].lanes[0].token;
     w[1].lanes[0].fed_from = 0;
     ck_assert_int_eq(model_start(t->r->stage[0], &seen), 0);
-    struct talk *again = talk_new(0);
+    struct talk *again = talk_new(0, 1);
     window_make(again, 1, NULL, false, &w[0]);
     rig_run(again->r, w[0].lanes, 1, w[0].tokens, NULL, NULL);
     uint32_t token = w[1].lanes[0].token;
@@ -222,6 +285,7 @@ int main(int argc, char **argv)
     if (rig_device_missing()) return 77;
     TCase *tc = tcase_create("feed");
     tcase_set_timeout(tc, TIMEOUT_S);
+    tcase_add_loop_test(tc, windows_prepared_ahead_equal_windows_in_turn, 0, ARRAY_LEN(subjects));
     tcase_add_loop_test(tc, fed_windows_equal_windows_in_turn, 0, ARRAY_LEN(subjects));
     tcase_add_test(tc, who_needs_the_host_waits_for_the_window_before);
     Suite *s = suite_create("feed");

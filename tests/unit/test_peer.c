@@ -23,6 +23,7 @@ static struct link *link_make(void)
         .n_slots = SLOTS,
         .max_rows = ROWS,
         .n_embd = EMBD,
+        .bells_off = 512,
         .inboxes_off = 1024,
         .slots_off = 4096,
         .slot_bytes = 4096,
@@ -149,6 +150,7 @@ START_TEST(each_window_says_its_way)
     p.has_inbox = came[_i].has_inbox;
     p.open = true;
     *link_way(l, 8, 0) = came[_i].way;
+    bell_ring(link_bell(l, 1), 8);
     ck_assert_int_eq(peer_ways(&p, l, 8, &w, &why), came[_i].result);
     if (came[_i].result == 0) {
         bool by_inbox = came[_i].way == LINK_WAY_INBOX;
@@ -163,9 +165,42 @@ START_TEST(each_window_says_its_way)
 }
 END_TEST
 
+/* Prepared before they are there: an inbox that was used once in a life is used for all that
+ * follows, and where there is none the slots are. */
+START_TEST(a_way_may_be_known_before_activations_come)
+{
+    struct link *l = link_make();
+    struct peer p = peer_of(1, WORKER_PEER_AUTO);
+    struct why why = {0};
+    struct window w = {0};
+    ck_assert(peer_knows(&p, l, 8));
+    ck_assert_int_eq(peer_ways(&p, l, 8, &w, &why), 0);
+    ck_assert_ptr_eq(w.in, link_activations(l, 8, 0));
+    p.has_inbox = true;
+    ck_assert(!peer_knows(&p, l, 8));
+    bell_ring(link_bell(l, 1), 8);
+    *link_way(l, 8, 0) = LINK_WAY_SLOT;
+    ck_assert(peer_knows(&p, l, 8));
+    ck_assert_int_eq(peer_came(&p, l, 8, &w, &why), 0);
+    ck_assert(!peer_knows(&p, l, 9));
+    bell_ring(link_bell(l, 1), 9);
+    *link_way(l, 9, 0) = LINK_WAY_INBOX;
+    ck_assert_int_eq(peer_ways(&p, l, 9, &w, &why), 0);
+    ck_assert(w.in_inbox);
+    ck_assert_int_eq(peer_came(&p, l, 9, &w, &why), 0);
+    ck_assert(peer_knows(&p, l, 10));
+    ck_assert_int_eq(peer_ways(&p, l, 10, &w, &why), 0);
+    ck_assert(w.in_inbox && !w.in);
+    *link_way(l, 10, 0) = LINK_WAY_SLOT;
+    ck_assert_int_eq(peer_came(&p, l, 10, &w, &why), -EPROTO);
+    link_end(l);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("peer");
+    tcase_add_test(tc, a_way_may_be_known_before_activations_come);
     tcase_add_test(tc, nobody_waits_for_an_inbox_that_is_not_named);
     tcase_add_loop_test(tc, what_is_named_is_decided_once, 0, ARRAY_LEN(named));
     tcase_add_test(tc, a_text_without_an_end_is_cut);

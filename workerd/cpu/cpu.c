@@ -343,6 +343,10 @@ static void cpu_give(struct backend *b, uint32_t slot, const struct backend_buff
     assert(false);
 }
 
+static void cpu_prepare(struct backend *b) { (void)b; }
+
+static void cpu_drop(struct backend *b) { b->n_ops = 0; }
+
 /* The device thread is one of those that compute. */
 static int cpu_launch(struct backend *b)
 {
@@ -386,6 +390,8 @@ const struct backend_ops cpu_backend = {
     .pick = cpu_pick,
     .matmul = cpu_matmul,
     .sample = cpu_sample,
+    .prepare = cpu_prepare,
+    .drop = cpu_drop,
     .launch = cpu_launch,
     .done = cpu_done,
     .sync = cpu_sync,

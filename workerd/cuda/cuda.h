@@ -63,12 +63,25 @@ struct cuda_flight {
     uint32_t *picks;
     struct cuda_span *spans;
     uint32_t *listed;
+    uint32_t *late; /* [row]: tokens of lanes that are late */
+    struct cuda_ways *ways;
+    float *activations;          /* [row][n_embd]: through the host, either way */
     struct cuda_choice *choices; /* the words follow them, as on the device */
     uint32_t *tokens;            /* [CUDA_PICKS]: answers of its sample, with */
     struct link_probs *probs;
     cudaEvent_t done;
     struct sampler_row *sampled; /* [n_sampled] */
     uint32_t n_sampled;
+    const struct window *window;
+    const float *load_from; /* where load finds its rows, and store's go; NULL: nowhere */
+    float *store_to;
+    uint64_t load_bytes, store_bytes;
+};
+
+struct cuda_copy { /* from device to device */
+    void *to;
+    const void *from;
+    uint64_t bytes;
 };
 
 struct cuda_list;
@@ -92,11 +105,12 @@ struct backend {
     struct cuda_flight flight[2],
         *now;          /* now: of the last begin; always the first, when none flies */
     uint32_t n_flying; /* started, not waited for */
+    bool prepared;     /* now is, and is not started yet */
     struct cuda_row *rows;
     struct cuda_entry *tables;
     uint32_t *picks;
     double *rope_freq;
-    float *rope, *host_activations, *host_row;
+    float *rope, *host_row;
     uint32_t row_values;      /* room of host_row */
     bool lone_rows;           /* each lane has one */
     uint32_t n_rows, longest; /* longest: cells that the longest row reads that isn't in a span */
@@ -130,17 +144,15 @@ struct backend {
     float *part_ml, *part_o;   /* partial sums of attention */
     uint64_t part_rows_splits; /* rows x splits that fit */
     struct cuda_list *list;
-    float *store_to;            /* where the list's store goes on the host */
-    uint32_t store_values;      /* float32 */
     struct cuda_sample choices; /* the fixed addresses that the list's sample reads and writes */
     uint32_t max_words;         /* behind the choices, on the device and in a flight */
 
     /* Activations between cards (inbox.c). The peer's memory is another process's. */
     uint8_t *inbox, *peer; /* NULL: none */
     uint64_t inbox_slot_bytes, inbox_key, peer_off, peer_slot_bytes;
-    uint8_t *give_to; /* where the window's activations go when its list is done; NULL: nowhere */
-    const float *give_from;
-    uint64_t give_bytes;
+    struct cuda_ways *ways; /* of the window: its fixed address */
+    /* Windows that are no graph have copies before and behind the list; to NULL: none. */
+    struct cuda_copy take_late, give_late;
 };
 
 /* memory.c: NULL when there is none; freed with the backend. Device memory is zeroed. */
@@ -170,6 +182,10 @@ int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_l
 void cuda_arena_release(struct backend *b);
 void cuda_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells);
 void cuda_begin(struct backend *b, const struct window *w);
+/* When a window is launched: what it had to wait for goes where its kernels read it. */
+void cuda_window_late(struct backend *b);
+/* It is never computed: what was said of its cells. */
+void cuda_window_undo(struct backend *b);
 struct cuda_kv cuda_kv_of(const struct backend *b, uint32_t layer);
 
 /* choices.c: what sample asks of the device, and its answers. up: true if no more is asked than the
@@ -178,14 +194,13 @@ int cuda_choices_new(struct backend *b);
 bool cuda_choices_up(struct backend *b, struct sampler_row *rows, uint32_t n);
 void cuda_choices_read(const struct cuda_flight *f);
 
-/* inbox.c: what backend.h says, and the window's copy into the peer's memory, once its list is on
- * the stream. */
+/* inbox.c: what backend.h says, and copies that are no nodes of a graph. */
 void cuda_inbox(struct backend *b, uint32_t n_slots, struct link_inbox *ret);
 int cuda_peer_open(struct backend *b, const struct link_inbox *peer, struct why *why);
 void cuda_peer_close(struct backend *b);
 void cuda_take(struct backend *b, struct backend_buffer *x, uint32_t slot);
 void cuda_give(struct backend *b, uint32_t slot, const struct backend_buffer *x);
-void cuda_give_launch(struct backend *b);
+void cuda_copy_launch(struct backend *b, struct cuda_copy *c);
 
 /* resident.c */
 int cuda_resident_new(struct backend *b, struct why *why);
@@ -193,13 +208,15 @@ void cuda_resident_free(struct backend *b);
 /* The place of a chunk whose first `before` cells a window reads and whose cells up to `after` are
  * filled when it ends; CUDA_NOT_RESIDENT when there is none. */
 int32_t cuda_resident_take(struct backend *b, uint64_t entry, uint32_t before, uint32_t after);
-void cuda_resident_forget(struct backend *b, uint32_t chunk);
+/* Of this chunk at most so many cells are what the pool has. */
+void cuda_resident_cut(struct backend *b, uint32_t chunk, uint32_t cells);
 
 /* list.c: the operations of backend.h. */
 struct cuda_list *cuda_list_new(uint32_t max_ops);
 void cuda_list_free(struct cuda_list *l);
 void cuda_list_clear(struct cuda_list *l);
 void cuda_turn_add(struct backend *b); /* the window's positions, before anything else */
+void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out);
 void cuda_written(struct backend_buffer *x, uint32_t n_rows);
 void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table);
 void cuda_load(struct backend *b, struct backend_buffer *x, const float *host);
@@ -219,6 +236,8 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
 void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
                  const struct backend_weight *w);
 void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows);
+void cuda_prepare(struct backend *b);
+void cuda_drop(struct backend *b);
 int cuda_launch(struct backend *b);
 bool cuda_done(struct backend *b);
 int cuda_sync(struct backend *b);

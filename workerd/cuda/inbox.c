@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Activations from card to card: this card's inbox, which the stage before writes into by a copy on
- * its own stream, and the next card's inbox, opened by its CUDA IPC handle. The copies lie outside
- * the graphs, whose addresses are fixed; a slot's are not.
+ * its own stream, and the next card's inbox, opened by its CUDA IPC handle. Of windows that are
+ * graphs the copies are nodes, kernels that read the slot's address from a fixed place; larger ones
+ * have copies beside their lists.
  *
  * The inbox stays as long as the process: freed while another process has it open, what happens is
  * undefined. Lives may share it, since each has one writer: the stage before, whose copies of an
@@ -76,10 +77,15 @@ void cuda_take(struct backend *b, struct backend_buffer *x, uint32_t slot)
 {
     if (!b->inbox) b->refused = -EINVAL;
     if (b->refused) return;
-    uint64_t bytes = (uint64_t)b->n_rows * x->rows.width * sizeof(float);
-    (void)cuda_ok(b, cudaMemcpyAsync(x->rows.f, b->inbox + SLOTS_OFF + slot * b->inbox_slot_bytes,
-                                     bytes, cudaMemcpyDeviceToDevice, b->stream));
+    uint8_t *at = b->inbox + SLOTS_OFF + slot * b->inbox_slot_bytes;
     cuda_turn_add(b);
+    if (b->n_rows <= CUDA_ROWS_GRAPH) {
+        b->now->ways->in = (const float *)at;
+        cuda_carry_add(b, x, false);
+    } else {
+        b->take_late =
+            (struct cuda_copy){x->rows.f, at, (uint64_t)b->n_rows * x->rows.width * sizeof(float)};
+    }
     cuda_written(x, b->n_rows);
 }
 
@@ -158,16 +164,20 @@ void cuda_give(struct backend *b, uint32_t slot, const struct backend_buffer *x)
 {
     if (!b->peer) b->refused = -EINVAL;
     if (b->refused) return;
-    b->give_to = b->peer + b->peer_off + slot * b->peer_slot_bytes;
-    b->give_from = x->rows.f;
-    b->give_bytes = (uint64_t)x->n_rows * x->rows.width * sizeof(float);
+    uint8_t *at = b->peer + b->peer_off + slot * b->peer_slot_bytes;
+    if (b->n_rows <= CUDA_ROWS_GRAPH) {
+        b->now->ways->out = (float *)at;
+        cuda_carry_add(b, (struct backend_buffer *)x, true);
+    } else {
+        b->give_late =
+            (struct cuda_copy){at, x->rows.f, (uint64_t)x->n_rows * x->rows.width * sizeof(float)};
+    }
 }
 
-void cuda_give_launch(struct backend *b)
+void cuda_copy_launch(struct backend *b, struct cuda_copy *c)
 {
-    uint8_t *to = b->give_to;
-    b->give_to = NULL;
+    void *to = c->to;
+    c->to = NULL;
     if (!to || b->refused || b->failed != cudaSuccess) return;
-    (void)cuda_ok(
-        b, cudaMemcpyAsync(to, b->give_from, b->give_bytes, cudaMemcpyDeviceToDevice, b->stream));
+    (void)cuda_ok(b, cudaMemcpyAsync(to, c->from, c->bytes, cudaMemcpyDeviceToDevice, b->stream));
 }

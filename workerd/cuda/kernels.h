@@ -67,10 +67,11 @@ struct cuda_rows {
 
 /* A token row of the window. */
 struct cuda_row {
-    uint32_t token; /* or CUDA_TOKEN_FED | a row of the last sample */
+    uint32_t token; /* or CUDA_TOKEN_FED | a row of the last sample, or CUDA_TOKEN_LATE */
     uint32_t pos, lane, pad_;
 };
 #define CUDA_TOKEN_FED UINT32_C(0x80000000)
+#define CUDA_TOKEN_LATE UINT32_C(0x40000000) /* it is in struct cuda_lookup's late */
 
 /* An entry of a lane's table: where the chunk is in host memory, and its place in GPU memory or
  * CUDA_NOT_RESIDENT. */
@@ -154,9 +155,24 @@ struct cuda_keep { /* K and V of the window's rows from fresh to their cells */
 struct cuda_lookup {
     const struct cuda_row *rows;
     const uint32_t *chosen; /* of the last sample */
+    const uint32_t *late;   /* [row], in pinned memory: written before the launch */
     const void *table;      /* ggml's blocks, as in the file */
     uint32_t type, n_out, n_rows;
     struct cuda_rows y;
+};
+
+/* Where a window's activations are, and go to: a slot of this card's inbox, and of the next one's.
+ * Read from a fixed address, since a graph's arguments stay. */
+struct cuda_ways {
+    const float *in;
+    float *out;
+};
+
+struct cuda_carry { /* x's rows from in, or to out */
+    const struct cuda_ways *ways;
+    float *x;
+    uint32_t n_quads; /* of four values; they begin on 16 bytes */
+    uint32_t out, dependent;
 };
 
 struct cuda_turn { /* cos and sin of the rows' positions */
@@ -232,6 +248,7 @@ cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_attend *a);
 cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda_attend *a);
 cudaError_t cuda_launch_keep(cudaStream_t s, const struct cuda_keep *a);
 cudaError_t cuda_launch_lookup(cudaStream_t s, const struct cuda_lookup *a);
+cudaError_t cuda_launch_carry(cudaStream_t s, const struct cuda_carry *a);
 cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *a);
 cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a);
 cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_argmax *a);

@@ -29,6 +29,7 @@ enum op_kind {
     OP_QUANTISE,
     OP_PRODUCT,
     OP_KEEP,
+    OP_CARRY,
     OP_ATTEND,
     OP_FLASH,
     OP_FLASH_TILES,
@@ -57,6 +58,7 @@ struct op { /* zeroed before it is filled: lists are compared by their bytes */
         struct quantise quantise;
         struct cuda_product product;
         struct cuda_keep keep;
+        struct cuda_carry carry;
         struct cuda_attend attend;
         struct cuda_pick pick;
         struct cuda_argmax argmax;
@@ -75,7 +77,7 @@ struct cuda_list {
     struct op *op;
     uint32_t n_ops, max_ops;
     uint64_t clock;
-    struct graph graph[GRAPHS_MAX];
+    struct graph graph[GRAPHS_MAX], *prepared; /* prepared: NULL if the list is launched as it is */
 };
 
 struct cuda_list *cuda_list_new(uint32_t max_ops)
@@ -134,6 +136,8 @@ static cudaError_t op_launch(cudaStream_t s, const struct op *op)
         return cuda_launch_product(s, &op->product);
     case OP_KEEP:
         return cuda_launch_keep(s, &op->keep);
+    case OP_CARRY:
+        return cuda_launch_carry(s, &op->carry);
     case OP_ATTEND:
         return cuda_launch_attend(s, &op->attend);
     case OP_FLASH:
@@ -186,21 +190,16 @@ static void graph_capture(struct backend *b, struct graph *g)
     (void)cudaGraphDestroy(made);
 }
 
-static void list_launch(struct backend *b)
+/* The graph to launch, or NULL. */
+static struct graph *list_graph(struct backend *b)
 {
     struct cuda_list *l = b->list;
-    if (b->n_rows > CUDA_ROWS_GRAPH) {
-        ops_launch(b);
-        return;
-    }
+    if (b->n_rows > CUDA_ROWS_GRAPH || l->n_ops == 0) return NULL;
     struct graph *g = graph_find(l);
     g->used = ++l->clock;
-    if (g->seen < CAPTURE_AFTER && ++g->seen < CAPTURE_AFTER) {
-        ops_launch(b);
-        return;
-    }
+    if (g->seen < CAPTURE_AFTER && ++g->seen < CAPTURE_AFTER) return NULL;
     if (!g->exec) graph_capture(b, g);
-    if (b->failed == cudaSuccess) (void)cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
+    return g;
 }
 
 static int outcome(const struct backend *b)
@@ -209,11 +208,40 @@ static int outcome(const struct backend *b)
     return b->refused ? b->refused : b->failed != cudaSuccess ? -EIO : 0;
 }
 
+void cuda_prepare(struct backend *b)
+{
+    b->prepared = true;
+    b->list->prepared = NULL;
+    if (b->refused || b->failed != cudaSuccess) return;
+    const struct cuda_ways *ways = b->now->ways;
+    if (ways->in || ways->out)
+        (void)cuda_ok(
+            b, cudaMemcpyAsync(b->ways, ways, sizeof(*ways), cudaMemcpyHostToDevice, b->stream));
+    b->list->prepared = list_graph(b);
+}
+
+void cuda_drop(struct backend *b)
+{
+    b->prepared = false;
+    b->list->n_ops = 0;
+    b->now->n_sampled = 0;
+    if (!b->refused) cuda_window_undo(b);
+    (void)cuda_ok(b, cudaStreamSynchronize(b->stream)); /* its copies to the device */
+}
+
 int cuda_launch(struct backend *b)
 {
-    if (b->list->n_ops > 0 && !b->refused && b->failed == cudaSuccess) list_launch(b);
+    if (!b->prepared) cuda_prepare(b);
+    b->prepared = false;
+    const struct graph *g = b->list->prepared;
+    if (!b->refused) cuda_window_late(b);
+    cuda_copy_launch(b, &b->take_late);
+    if (!b->refused && b->failed == cudaSuccess && g)
+        (void)cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
+    else if (!b->refused)
+        ops_launch(b);
     b->list->n_ops = 0;
-    cuda_give_launch(b);
+    cuda_copy_launch(b, &b->give_late);
     (void)cuda_ok(b, cudaEventRecord(b->now->done, b->stream));
     int r = outcome(b);
     if (r < 0) return r;
@@ -221,10 +249,10 @@ int cuda_launch(struct backend *b)
     return 1;
 }
 
-/* The one before the last begun, when both are on their way. */
+/* The one before the last begun, when that is on its way. */
 static struct cuda_flight *first_flying(struct backend *b)
 {
-    return b->n_flying == 2 ? &b->flight[b->now == &b->flight[0]] : b->now;
+    return b->n_flying + b->prepared == 2 ? &b->flight[b->now == &b->flight[0]] : b->now;
 }
 
 bool cuda_done(struct backend *b)
@@ -234,17 +262,15 @@ bool cuda_done(struct backend *b)
 
 int cuda_sync(struct backend *b)
 {
-    assert(b->n_flying == 0 || b->list->n_ops == 0);
+    assert(b->n_flying > 0 || !b->prepared);
     int r = b->n_flying == 0 ? cuda_launch(b) : 0;
     if (r < 0) return r;
     struct cuda_flight *f = first_flying(b);
     (void)cuda_ok(b, cudaEventSynchronize(f->done));
     b->n_flying--;
     r = outcome(b);
-    if (r == 0 && b->store_to)
-        memcpy(b->store_to, b->host_activations, b->store_values * sizeof(float));
+    if (r == 0 && f->store_to) memcpy(f->store_to, f->activations, f->store_bytes);
     if (r == 0) cuda_choices_read(f);
-    b->store_to = NULL;
     f->n_sampled = 0;
     return r;
 }
@@ -292,6 +318,7 @@ void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backen
     struct cuda_lookup *a = &op_add(b, OP_LOOKUP)->lookup;
     a->rows = b->rows;
     a->chosen = b->choices.token;
+    a->late = b->now->late;
     a->table = table->m.codes;
     a->type = table->type;
     a->n_out = table->m.n_out;
@@ -300,11 +327,21 @@ void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backen
     cuda_written(x, b->n_rows);
 }
 
+void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out)
+{
+    struct cuda_carry *a = &op_add(b, OP_CARRY)->carry;
+    a->ways = b->ways;
+    a->x = x->rows.f;
+    a->n_quads = b->n_rows * x->rows.width / 4;
+    a->out = out;
+    a->dependent = dependent(b);
+}
+
 static struct copy *copy_add(struct backend *b, enum op_kind kind, const struct cuda_rows *x,
                              uint32_t n_rows)
 {
     struct copy *c = &op_add(b, kind)->copy;
-    c->host = b->host_activations;
+    c->host = b->now->activations;
     c->device = x->f;
     c->bytes = (uint64_t)n_rows * x->width * sizeof(float);
     return c;
@@ -313,16 +350,15 @@ static struct copy *copy_add(struct backend *b, enum op_kind kind, const struct 
 void cuda_load(struct backend *b, struct backend_buffer *x, const float *host)
 {
     cuda_turn_add(b);
-    struct copy *c = copy_add(b, OP_LOAD, &x->rows, b->n_rows);
-    memcpy(b->host_activations, host, c->bytes);
+    b->now->load_bytes = copy_add(b, OP_LOAD, &x->rows, b->n_rows)->bytes;
+    b->now->load_from = host;
     cuda_written(x, b->n_rows);
 }
 
 void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
 {
-    const struct copy *c = copy_add(b, OP_STORE, &x->rows, x->n_rows);
-    b->store_to = host;
-    b->store_values = (uint32_t)(c->bytes / sizeof(float));
+    b->now->store_bytes = copy_add(b, OP_STORE, &x->rows, x->n_rows)->bytes;
+    b->now->store_to = host;
 }
 
 static void norm_add(struct backend *b, struct backend_buffer *y, const struct cuda_rows *x,

@@ -46,10 +46,10 @@ int cuda_resident_new(struct backend *b, struct why *why)
     return 0;
 }
 
-void cuda_resident_forget(struct backend *b, uint32_t chunk)
+void cuda_resident_cut(struct backend *b, uint32_t chunk, uint32_t cells)
 {
     int32_t at = b->resident.slot_of[chunk];
-    if (at >= 0) b->resident.slot[at].filled = 0;
+    if (at >= 0) b->resident.slot[at].filled = min_u32(b->resident.slot[at].filled, cells);
 }
 
 /* A place that no row of this window reads. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is done to single token rows: RMS norm, int8 codes, looking up and picking rows, the angles
- * of rope. A row's arithmetic is that of its own block of threads.
+ * What is done to single token rows: RMS norm, int8 codes, looking up and picking rows, carrying
+ * them from and to another card, the angles of rope. A row's arithmetic is that of its own block of
+ * threads.
  */
 #include "workerd/cuda/device.cuh"
 
@@ -101,7 +102,10 @@ __device__ __forceinline__ uint64_t row_bytes(uint32_t type, uint32_t n)
 __global__ void __launch_bounds__(ROW_THREADS) lookup(const cuda_lookup a)
 {
     uint32_t id = a.rows[blockIdx.x].token;
-    if (id & CUDA_TOKEN_FED) id = a.chosen[id & ~CUDA_TOKEN_FED];
+    if (id & CUDA_TOKEN_FED)
+        id = a.chosen[id & ~CUDA_TOKEN_FED];
+    else if (id == CUDA_TOKEN_LATE)
+        id = *(const volatile uint32_t *)(a.late + blockIdx.x);
     uint64_t token = min(id, a.n_out - 1);
     const uint8_t *row = (const uint8_t *)a.table + token * row_bytes(a.type, a.y.width);
     for (uint32_t i = threadIdx.x; i < a.y.width; i += ROW_THREADS)
@@ -195,4 +199,26 @@ extern "C" cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *
 extern "C" cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a)
 {
     return launch(s, false, pick, a->n_rows, ROW_THREADS, 0, *a);
+}
+
+/* ---- from card to card ---- */
+
+/* A few rows, as nodes of the window's graph; what lies on the other card is complete when the
+ * kernel is. */
+__global__ void __launch_bounds__(ROW_THREADS) carry(const cuda_carry a)
+{
+    dependency_release();
+    dependency_wait();
+    const uint32_t i = blockIdx.x * ROW_THREADS + threadIdx.x;
+    if (i >= a.n_quads) return;
+    if (a.out)
+        ((float4 *)a.ways->out)[i] = ((const float4 *)a.x)[i];
+    else
+        ((float4 *)a.x)[i] = ((const float4 *)a.ways->in)[i];
+}
+
+extern "C" cudaError_t cuda_launch_carry(cudaStream_t s, const struct cuda_carry *a)
+{
+    uint32_t n = (a->n_quads + ROW_THREADS - 1) / ROW_THREADS;
+    return launch(s, a->dependent, carry, n, ROW_THREADS, 0, *a);
 }

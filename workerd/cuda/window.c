@@ -23,7 +23,11 @@ static int flight_new(struct backend *b, struct cuda_flight *f)
     f->spans = cuda_get_pinned(b, rows * sizeof(*f->spans));
     f->listed = cuda_get_pinned(b, rows * sizeof(*f->listed));
     f->picks = cuda_get_pinned(b, CUDA_PICKS * sizeof(*f->picks));
-    if (!f->rows || !f->spans || !f->listed || !f->picks) return -ENOMEM;
+    f->late = cuda_get_pinned(b, rows * sizeof(*f->late));
+    f->ways = cuda_get_pinned(b, sizeof(*f->ways));
+    f->activations = cuda_get_pinned(b, rows * b->want.n_embd * sizeof(float));
+    if (!f->rows || !f->spans || !f->listed || !f->picks || !f->late || !f->ways || !f->activations)
+        return -ENOMEM;
     cudaError_t e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
     return e == cudaSuccess ? 0 : -EIO;
 }
@@ -45,9 +49,8 @@ int cuda_window_new(struct backend *b)
     b->rope = cuda_get(b, (uint64_t)w->max_rows * w->rope_dims * sizeof(float));
     uint64_t kv = 2 * (uint64_t)w->n_kv_heads * w->head_dim;
     if (b->block.k_bits < 16) b->fresh = cuda_get(b, w->max_rows * kv * sizeof(float));
-    b->host_activations = cuda_get_pinned(b, (uint64_t)w->max_rows * w->n_embd * sizeof(float));
-    if (!b->rows || !b->spans || !b->listed || !b->picks || !b->rope_freq || !b->rope ||
-        !b->host_activations)
+    b->ways = cuda_get(b, sizeof(*b->ways));
+    if (!b->rows || !b->spans || !b->listed || !b->picks || !b->rope_freq || !b->rope || !b->ways)
         return -ENOMEM;
     for (int i = 0; i < 2; i++) {
         int r = flight_new(b, &b->flight[i]);
@@ -184,7 +187,7 @@ void cuda_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, 
     for (uint32_t i = 0; i < b->want.n_layers; i++)
         arena_copy_cells(&b->block, 1u << b->block_shift, b->run[i] + to_chunk * b->chunk_bytes,
                          b->run[i] + from_chunk * b->chunk_bytes, n);
-    cuda_resident_forget(b, to_chunk);
+    cuda_resident_cut(b, to_chunk, 0);
 }
 
 /* ---- a window ---- */
@@ -274,6 +277,7 @@ static void place_rows(struct backend *b, const struct window *w, uint32_t lane)
     for (uint32_t i = 0; i < l->n_rows; i++)
         b->now->rows[l->first_row + i] =
             (struct cuda_row){.token = l->fed_from ? CUDA_TOKEN_FED | l->fed_row
+                                       : l->late   ? CUDA_TOKEN_LATE
                                        : token     ? token[i]
                                                    : 0,
                               .pos = l->pos + i,
@@ -282,9 +286,14 @@ static void place_rows(struct backend *b, const struct window *w, uint32_t lane)
 
 void cuda_begin(struct backend *b, const struct window *w)
 {
-    assert(b->n_flying < 2);
+    assert(b->n_flying < 2 && !b->prepared);
     /* One that flies may not have been copied yet. The other's place makes other graphs. */
     b->now = &b->flight[b->n_flying == 1 && b->now == &b->flight[0]];
+    b->now->window = w;
+    b->now->load_from = NULL;
+    b->now->store_to = NULL;
+    b->take_late.to = b->give_late.to = NULL;
+    *b->now->ways = (struct cuda_ways){0};
     b->choices.host_token = b->now->tokens;
     b->choices.probs = b->now->probs;
     b->failed = cudaSuccess;
@@ -318,4 +327,27 @@ void cuda_begin(struct backend *b, const struct window *w)
     spans_divide(b);
     up(b, b->spans, b->now->spans, b->n_spans * sizeof(*b->spans));
     up(b, b->listed, b->now->listed, b->n_listed * sizeof(*b->listed));
+}
+
+void cuda_window_late(struct backend *b)
+{
+    struct cuda_flight *f = b->now;
+    const struct window *w = f->window;
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        uint32_t row = w->lanes[i].first_row;
+        if (w->lanes[i].late) f->late[row] = w->tokens[row];
+    }
+    if (f->load_from) memcpy(f->activations, f->load_from, f->load_bytes);
+}
+
+void cuda_window_undo(struct backend *b)
+{
+    const struct window *w = b->now->window;
+    for (uint32_t i = 0; i < w->n_lanes; i++) {
+        const struct window_lane *l = &w->lanes[i];
+        const struct cuda_entry *table = b->now->tables + (size_t)i * b->table_room;
+        uint32_t end = (l->pos + l->n_rows - 1) >> b->chunk_shift;
+        for (uint32_t j = l->pos >> b->chunk_shift; j <= end; j++)
+            cuda_resident_cut(b, table[j].chunk, cells_in_chunk(b, l->pos, j));
+    }
 }
