@@ -24,8 +24,8 @@
  *
  * Activations go from stage s to stage s + 1 through the slot, or straight into memory of the next
  * one's device, which that one names in its inbox. Way s of the slot, stored before bell s + 1
- * rings, says where they are; they are complete when it rings. A stage whose inbox was used has it
- * used for all later windows of the life.
+ * rings, says where they are; they are complete when it rings. Once decided it stays for the life,
+ * so that the next stage knows of later windows before they come.
  *
  * Each bell has one writer. A death leaves a count that no longer rises; the link is then of no use
  * to anybody and the next life has another one. A reader bounds what it copies out of a slot.
@@ -33,7 +33,7 @@
 #include "proto/pool_shm.h"
 
 enum {
-    LINK_SHM_VERSION = 4,
+    LINK_SHM_VERSION = 5,
     LINK_SLOTS_PER_STAGE = 2, /* one being computed, one posted ahead */
     LINK_BIASES_MAX = 1088,   /* of a lane: what a client may say (1024), and end tokens (64) */
     LINK_TOP_MAX = 20,        /* alternatives beside a token; OpenAI's limit */
@@ -106,7 +106,11 @@ enum link_inbox_state {
     LINK_INBOX_NONE,   /* the slot is to be used; text says why */
     LINK_INBOX_MEMORY, /* device memory that the stage before may open */
 };
-enum link_way { LINK_WAY_SLOT, LINK_WAY_INBOX };
+enum link_way {
+    LINK_WAY_SLOT,  /* until the stage before has decided */
+    LINK_WAY_INBOX, /* these two once, and for all that follow in the life */
+    LINK_WAY_SLOTS,
+};
 
 /* The stage whose inbox it is, once a life; state last, with release. Rows of window n begin at
  * off + n % n_slots * slot_bytes of the memory that the handle stands for. The memory holds the key

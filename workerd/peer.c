@@ -15,7 +15,8 @@ static bool sends(const struct peer *p) { return p->stage + 1 < p->n_stages; }
 
 void peer_begin(struct peer *p, struct model *m, const struct link *l)
 {
-    p->decided = p->open = p->has_inbox = p->came = false;
+    p->decided = p->open = p->has_inbox = false;
+    p->settled = LINK_WAY_SLOT;
     p->text[0] = 0;
     if (p->stage == 0) return;
     struct link_inbox *inbox = link_inbox(l, p->stage), own = {.state = LINK_INBOX_NONE};
@@ -66,7 +67,8 @@ int peer_look(struct peer *p, struct model *m, const struct link *l, struct why 
 void peer_end(struct peer *p, struct model *m)
 {
     if (p->open) model_peer_close(m);
-    p->decided = p->open = p->has_inbox = p->came = false;
+    p->decided = p->open = p->has_inbox = false;
+    p->settled = LINK_WAY_SLOT;
     p->text[0] = 0;
 }
 
@@ -77,14 +79,13 @@ static bool has_come(const struct peer *p, const struct link *l, uint32_t count)
 
 bool peer_knows(const struct peer *p, const struct link *l, uint32_t count)
 {
-    return p->stage == 0 || !p->has_inbox || p->came || has_come(p, l, count);
+    return p->stage == 0 || !p->has_inbox || p->settled || has_come(p, l, count);
 }
 
-/* Once the stage before has opened the inbox it sends everything there until the life is over. */
 static uint32_t way_in(const struct peer *p, const struct link *l, uint32_t count)
 {
     if (has_come(p, l, count)) return *link_way(l, count, p->stage - 1);
-    return p->has_inbox ? LINK_WAY_INBOX : LINK_WAY_SLOT;
+    return p->settled;
 }
 
 static int way_refuse(uint32_t way, struct why *why)
@@ -98,7 +99,7 @@ int peer_ways(const struct peer *p, const struct link *l, uint32_t count, struct
     w->slot = count % l->h.n_slots;
     if (p->stage > 0) {
         uint32_t way = way_in(p, l, count);
-        if (way > LINK_WAY_INBOX || (way == LINK_WAY_INBOX && !p->has_inbox))
+        if (way > LINK_WAY_SLOTS || (way == LINK_WAY_INBOX && !p->has_inbox))
             return way_refuse(way, why);
         w->in_inbox = way == LINK_WAY_INBOX;
         w->in = w->in_inbox ? NULL : link_activations(l, count, p->stage - 1);
@@ -114,12 +115,15 @@ int peer_came(struct peer *p, const struct link *l, uint32_t count, const struct
 {
     if (p->stage == 0) return 0;
     uint32_t way = *link_way(l, count, p->stage - 1);
-    if (way != (w->in_inbox ? LINK_WAY_INBOX : LINK_WAY_SLOT)) return way_refuse(way, why);
-    p->came = w->in_inbox;
+    if (way > LINK_WAY_SLOTS || (way == LINK_WAY_INBOX) != w->in_inbox) return way_refuse(way, why);
+    p->settled = way;
     return 0;
 }
 
 void peer_say(const struct peer *p, const struct link *l, uint32_t count, const struct window *w)
 {
-    if (sends(p)) *link_way(l, count, p->stage) = w->out_inbox ? LINK_WAY_INBOX : LINK_WAY_SLOT;
+    if (!sends(p)) return;
+    *link_way(l, count, p->stage) = w->out_inbox             ? LINK_WAY_INBOX
+                                    : p->decided && !p->open ? LINK_WAY_SLOTS
+                                                             : LINK_WAY_SLOT;
 }

@@ -19,8 +19,8 @@ struct peer {
     const char *device; /* ours, as "cuda:0" */
 
     bool decided, open, has_inbox; /* of this life */
-    bool came;      /* activations by the inbox: so do all that follow in this life */
-    char text[192]; /* the way, for people; empty: not decided, or the last stage */
+    uint32_t settled; /* enum link_way, as activations come for the rest of it; SLOT: not yet */
+    char text[192];   /* the way, for people; empty: not decided, or the last stage */
 };
 
 /* A life begins: names the inbox, which the stage before may be waiting for. */

@@ -137,7 +137,8 @@ static const struct {
     {true,  LINK_WAY_SLOT,  0      },
     {true,  LINK_WAY_INBOX, 0      },
     {false, LINK_WAY_INBOX, -EPROTO},
-    {true,  2,              -EPROTO},
+    {true,  LINK_WAY_SLOTS, 0      },
+    {true,  3,              -EPROTO},
     {true,  UINT32_MAX,     -EPROTO},
 };
 
@@ -165,8 +166,20 @@ START_TEST(each_window_says_its_way)
 }
 END_TEST
 
-/* Prepared before they are there: an inbox that was used once in a life is used for all that
- * follows, and where there is none the slots are. */
+/* What the window before says of those that follow; where there is no inbox the slots are used. */
+static const struct {
+    uint32_t way, then;
+    bool known, by_inbox;
+    int result; /* of `then` coming, of a window that was prepared before it came */
+} settled[] = {
+    {LINK_WAY_SLOT,  LINK_WAY_SLOT,  false, false, 0      },
+    {LINK_WAY_INBOX, LINK_WAY_INBOX, true,  true,  0      },
+    {LINK_WAY_SLOTS, LINK_WAY_SLOTS, true,  false, 0      },
+    {LINK_WAY_INBOX, LINK_WAY_SLOT,  true,  true,  -EPROTO},
+    {LINK_WAY_SLOTS, LINK_WAY_INBOX, true,  false, -EPROTO},
+    {LINK_WAY_SLOTS, 3,              true,  false, -EPROTO},
+};
+
 START_TEST(a_way_may_be_known_before_activations_come)
 {
     struct link *l = link_make();
@@ -179,20 +192,32 @@ START_TEST(a_way_may_be_known_before_activations_come)
     p.has_inbox = true;
     ck_assert(!peer_knows(&p, l, 8));
     bell_ring(link_bell(l, 1), 8);
-    *link_way(l, 8, 0) = LINK_WAY_SLOT;
+    *link_way(l, 8, 0) = settled[_i].way;
     ck_assert(peer_knows(&p, l, 8));
+    ck_assert_int_eq(peer_ways(&p, l, 8, &w, &why), 0);
     ck_assert_int_eq(peer_came(&p, l, 8, &w, &why), 0);
-    ck_assert(!peer_knows(&p, l, 9));
-    bell_ring(link_bell(l, 1), 9);
-    *link_way(l, 9, 0) = LINK_WAY_INBOX;
+    ck_assert(peer_knows(&p, l, 9) == settled[_i].known);
     ck_assert_int_eq(peer_ways(&p, l, 9, &w, &why), 0);
-    ck_assert(w.in_inbox);
-    ck_assert_int_eq(peer_came(&p, l, 9, &w, &why), 0);
-    ck_assert(peer_knows(&p, l, 10));
-    ck_assert_int_eq(peer_ways(&p, l, 10, &w, &why), 0);
-    ck_assert(w.in_inbox && !w.in);
-    *link_way(l, 10, 0) = LINK_WAY_SLOT;
-    ck_assert_int_eq(peer_came(&p, l, 10, &w, &why), -EPROTO);
+    ck_assert(w.in_inbox == settled[_i].by_inbox);
+    *link_way(l, 9, 0) = settled[_i].then;
+    ck_assert_int_eq(peer_came(&p, l, 9, &w, &why), settled[_i].result);
+    link_end(l);
+}
+END_TEST
+
+/* As soon as it is decided. */
+START_TEST(who_sends_by_slots_for_good_says_so)
+{
+    struct link *l = link_make();
+    struct peer p = peer_of(1, WORKER_PEER_OFF);
+    struct why why = {0};
+    struct window w = {0};
+    peer_say(&p, l, 8, &w);
+    ck_assert_uint_eq(*link_way(l, 8, 1), LINK_WAY_SLOT);
+    *link_inbox(l, 2) = (struct link_inbox){.state = LINK_INBOX_NONE};
+    ck_assert_int_eq(peer_look(&p, NULL, l, &why), 1);
+    peer_say(&p, l, 9, &w);
+    ck_assert_uint_eq(*link_way(l, 9, 1), LINK_WAY_SLOTS);
     link_end(l);
 }
 END_TEST
@@ -200,7 +225,8 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("peer");
-    tcase_add_test(tc, a_way_may_be_known_before_activations_come);
+    tcase_add_loop_test(tc, a_way_may_be_known_before_activations_come, 0, ARRAY_LEN(settled));
+    tcase_add_test(tc, who_sends_by_slots_for_good_says_so);
     tcase_add_test(tc, nobody_waits_for_an_inbox_that_is_not_named);
     tcase_add_loop_test(tc, what_is_named_is_decided_once, 0, ARRAY_LEN(named));
     tcase_add_test(tc, a_text_without_an_end_is_cut);
