@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Stages on cards: activations by peer copies and through host memory, a killed stage, a device that
-fails for good. With CISTERCARDS=1 all stages are on one card. What must be equal is held equal by the
+fails for good. With CISTERN_CARDS=1 all stages are on one card. What must be equal is held equal by the
 hash of each row's full logits. How long it took until a dead worker's memory was back is printed (pytest
 -s), not asserted."""
 import subprocess
@@ -70,7 +70,7 @@ def test_bits_do_not_depend_on_the_way(tiny_model):
 def texts_of(model, stages, peer):
     """Without a trace, which would have the host look at each window: of each chat, and of all at once."""
     settings = {k: v for k, v in SETTINGS.items() if k != "worker.trace"} | {"worker.peer": peer}
-    with Cards(model, stages, settings).start() as c:
+    with Cistern(model, stages, settings).start() as c:
         alone = [c.chat(content, **fields)["choices"] for content, fields in CHATS]
         for _ in range(3):
             streams = [c.stream(content, **fields) for content, fields in CHATS]
