@@ -99,13 +99,14 @@ static float *get_random(uint64_t n, float scale)
     return to;
 }
 
-/* Chunk i of the lane is chunk n - i of the arena; every other one is resident, which is the same
- * memory here. */
+/* Chunk i of the lane is chunk n - i of the arena; of three one is resident and one passes, which
+ * is the same memory here. */
 static const struct cuda_entry *get_table(uint32_t n)
 {
     struct cuda_entry *e = xcalloc(n, sizeof(*e));
     for (uint32_t i = 0; i < n; i++)
-        e[i] = (struct cuda_entry){.chunk = n - i, .slot = i % 2 ? (int32_t)(n - i) : -1};
+        e[i] = (struct cuda_entry){.chunk = n - i,
+                                   .slot = i % 3 ? (int32_t)(n - i + (i % 3 - 1) * (n + 1)) : -1};
     const struct cuda_entry *to = get(n * sizeof(*e), e);
     free(e);
     return to;
@@ -152,6 +153,8 @@ static void bench_init(struct bench *b, const struct subject *s)
         .tables = get_table(n),
         .host = b->arena,
         .resident = b->arena,
+        .passing = b->arena,
+        .n_slots = n + 1,
         .chunk_bytes = CHUNK / 16 * b->block.bytes,
         .block_bytes = b->block.bytes,
         .v_off = b->block.v.off,

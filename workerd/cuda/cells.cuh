@@ -3,7 +3,7 @@
 #define WORKERD_CUDA_CELLS_CUH
 /*
  * A part's K or V of one head on its way into shared memory, as halves whatever they are kept as
- * (proto/kv_block.h): [cell][row_halves]. Part of flash.cuh's arithmetic: a code times its scale is
+ * (proto/kv_block.h): [cell][HD]. Part of flash.cuh's arithmetic: a code times its scale is
  * rounded to a half once. K of codes of 8 bits has its dimensions in another order within each 16,
  * pairs 0 2 4 6 1 3 5 7: what ldmatrix gives a lane of codes as they are (flash.cu), and query_dim
  * of q.
@@ -15,12 +15,16 @@ enum {
     UNIT = 16, /* cells that surely lie in one block */
 };
 
-/* Rows of cells in shared memory: 16 bytes longer than they need to be, so that the eight rows of a
- * matrix lie in different banks. */
-template <int HD> constexpr __host__ __device__ int row_halves() { return HD + 8; }
-template <int HD> constexpr __host__ __device__ int cells_bytes()
+template <int HD> constexpr __host__ __device__ int cells_bytes() { return CELLS * HD * 2; }
+
+/* Where sixteen bytes of a row of W halves lie: those of eight rows in different banks. From there,
+ * those whose number differs in bits t lie at ^ 8 t, and those of the eighth row after at + 8 W.
+ * Rows that are longer by sixteen bytes would be in different banks, too, but a line of global
+ * memory that lies across two lines of shared memory is asked for twice, from host memory over PCIe
+ * (tests/bench/README.md). */
+template <int W> __device__ __forceinline__ uint32_t half_at(uint32_t row, uint32_t sixteen)
 {
-    return CELLS * row_halves<HD>() * 2;
+    return row * W + (sixteen ^ row % 8) * 8;
 }
 
 /* Where each 16 of n cells from a multiple of 16 on lie. */
@@ -49,7 +53,7 @@ __device__ __forceinline__ void cells_ask(const cuda_attend &a, const uint8_t *c
         const __half *from = (const __half *)(blocks[c / UNIT] + off) +
                              (((uint64_t)head << a.kv.block_shift) + ((first + c) & mask)) * hd +
                              (there ? d : 0);
-        copy16_first(to + c * row_halves<HD>() + d, from, there ? 16 : 0);
+        copy16_first(to + half_at<HD>(c, d / 8), from, there ? 16 : 0);
     }
 }
 
@@ -143,13 +147,15 @@ template <int HD, int THREADS> struct cells_codes {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const uint32_t p = i * THREADS + threadIdx.x, c = p / (HD / 16), d = p % (HD / 16) * 16;
-            uint4 *at = (uint4 *)(to + c * row_halves<HD>() + d);
+            uint4 at[2];
             if (!eight)
                 codes_make<4, false>(code[i], scale[i], at);
             else if (is_v)
                 codes_make<8, false>(code[i], scale[i], at);
             else
                 codes_make<8, true>(code[i], scale[i], at);
+            *(uint4 *)(to + half_at<HD>(c, d / 8)) = at[0];
+            *(uint4 *)(to + half_at<HD>(c, d / 8 + 1)) = at[1];
         }
     }
 };

@@ -16,7 +16,7 @@ enum {
     HEAD_DIM_UNIT = 16, /* values of a head are read 8 at once, and turn in pairs */
     /* Entries of a list: a layer has eight, twelve when its weights are of mixed types, and the
      * turns that attention takes in a large window. */
-    OPS_A_LAYER = 12,
+    OPS_A_LAYER = 13,
     OPS_BESIDE = 16,
     PARTS_BYTES = 256 << 20, /* partial sums of attention; at least one row's */
 };
@@ -104,6 +104,7 @@ static void cuda_close(struct backend *b)
     if (b->stream) (void)cudaStreamSynchronize(b->stream);
     cuda_list_free(b->list);
     cuda_resident_free(b);
+    cuda_passing_close(b);
     cuda_peer_close(b);
     cuda_arena_release(b);
     cuda_upload_free(b);
@@ -154,7 +155,8 @@ static int cuda_open(const struct backend_want *want, struct why *why, struct ba
     r = open_device(b, why);
     if (r < 0) return r;
     b->budget.limit = want->memory_limit;
-    r = cuda_window_new(b);
+    r = cuda_passing_open(b);
+    if (r == 0) r = cuda_window_new(b);
     if (r == 0) r = cuda_choices_new(b);
     if (r == 0) r = parts_new(b);
     if (r < 0) return refuse_windows(b, want->max_rows, r, why);

@@ -51,8 +51,22 @@ struct cuda_slot {
 struct cuda_resident {
     uint8_t *memory; /* [layer][slot][chunk bytes], on the device */
     uint32_t n_slots, hand;
+    uint64_t full_at; /* the last window that found no place */
     struct cuda_slot *slot;
     int32_t *slot_of; /* [chunk] */
+};
+
+/* Chunks without a place that several rows of a lane read: they come into GPU memory a layer at a
+ * time, while the one before is computed. */
+struct cuda_pass {
+    uint32_t chunk, cells; /* cells: of the chunk, that windows before have filled */
+};
+struct cuda_passing {
+    uint8_t *memory;        /* [even or odd layer][place][chunk bytes], on the device */
+    uint32_t n_places, n;   /* n: taken by this window */
+    struct cuda_pass *pass; /* [n] */
+    cudaStream_t stream;
+    cudaEvent_t there[2], left; /* a layer's chunks have come; the layer before is not read more */
 };
 
 /* Of one window, until it is done: what is copied to the device when its turn comes, and what sync
@@ -134,6 +148,7 @@ struct backend {
     float *fresh;          /* of struct cuda_kv */
     uint8_t **run;         /* [layer] */
     struct cuda_resident resident;
+    struct cuda_passing passing;
 
     bool overlaps;    /* a kernel may begin while the one before it ends */
     bool roomy;       /* of struct cuda_product */
@@ -182,6 +197,8 @@ int cuda_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_l
 void cuda_arena_release(struct backend *b);
 void cuda_copy_cells(struct backend *b, uint32_t from_chunk, uint32_t to_chunk, uint32_t n_cells);
 void cuda_begin(struct backend *b, const struct window *w);
+/* Parts that a block of threads has of rows that are no spans: 1 or CUDA_FLASH_STRETCH. */
+uint32_t cuda_together(const struct backend *b, uint32_t n_rows, uint32_t n_splits);
 /* When a window is launched: what it had to wait for goes where its kernels read it. */
 void cuda_window_late(struct backend *b);
 /* It is never computed: what was said of its cells. */
@@ -210,6 +227,21 @@ void cuda_resident_free(struct backend *b);
 int32_t cuda_resident_take(struct backend *b, uint64_t entry, uint32_t before, uint32_t after);
 /* Of this chunk at most so many cells are what the pool has. */
 void cuda_resident_cut(struct backend *b, uint32_t chunk, uint32_t cells);
+/* Cells of a chunk from the pool to the device, of one layer, in whole blocks. */
+void cuda_resident_copy(struct backend *b, cudaStream_t s, uint32_t layer, uint32_t chunk,
+                        uint32_t cells, uint8_t *to);
+
+/* passing.c. The room for `wanted` chunks at once, or for as many as there is memory for, at most
+ * `bytes`; what it takes. */
+int cuda_passing_open(struct backend *b);
+uint64_t cuda_passing_new(struct backend *b, uint32_t wanted, uint64_t bytes);
+void cuda_passing_free(struct backend *b);
+void cuda_passing_close(struct backend *b);
+/* A chunk's place for the window; CUDA_NOT_RESIDENT when there is none. */
+int32_t cuda_passing_take(struct backend *b, uint32_t chunk, uint32_t cells);
+/* Before the first operation of a layer that reads or writes K and V. */
+void cuda_passing_layer(struct backend *b, uint32_t layer);
+uint8_t *cuda_passing_of(const struct backend *b, uint32_t layer);
 
 /* list.c: the operations of backend.h. */
 struct cuda_list *cuda_list_new(uint32_t max_ops);

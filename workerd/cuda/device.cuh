@@ -103,14 +103,15 @@ __device__ __forceinline__ float norm_scale(const float *squares, uint32_t width
     return __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum_of_8(sum), (float)width) + eps));
 }
 
-/* Where a cell's block lies. */
+/* Where a cell's block lies; resident: in GPU memory, where it has a place. */
 __device__ __forceinline__ uint8_t *block_of(const cuda_kv &kv, const cuda_entry &e, uint32_t pos,
                                              bool resident)
 {
     uint32_t in_chunk = pos & ((1u << kv.chunk_shift) - 1);
-    uint8_t *chunk = resident ? kv.resident + (uint64_t)e.slot * kv.chunk_bytes
-                              : kv.host + (uint64_t)e.chunk * kv.chunk_bytes;
-    return chunk + (uint64_t)(in_chunk >> kv.block_shift) * kv.block_bytes;
+    const bool passing = resident && (uint32_t)e.slot >= kv.n_slots;
+    const uint32_t at = !resident ? e.chunk : passing ? e.slot - kv.n_slots : e.slot;
+    uint8_t *chunks = !resident ? kv.host : passing ? kv.passing : kv.resident;
+    return chunks + at * kv.chunk_bytes + (uint64_t)(in_chunk >> kv.block_shift) * kv.block_bytes;
 }
 
 __device__ __forceinline__ cuda_entry entry_of(const cuda_kv &kv, uint32_t lane, uint32_t pos)

@@ -76,7 +76,7 @@ template <int HD, bool CODES> struct half_cells {
     __device__ __forceinline__ static void scores(const uint32_t q[HD / 16][4], const uint8_t *k,
                                                   int warp, int lane, float s[4][4])
     {
-        scores_make<HD, 4>(q, (const __half *)k + warp * 32 * row_halves<HD>(), lane, s);
+        scores_make<HD, 4>(q, (const __half *)k + warp * 32 * HD, lane, s);
     }
     __device__ __forceinline__ static void values(const uint32_t p[4], const uint8_t *v, int step,
                                                   int warp, int lane, float o[N][4])
@@ -95,17 +95,23 @@ template <int HD, bool CODES> struct half_cells {
     }
 };
 
-/* K or V of a part as codes of 8 bits, [cell][row_bytes], and scales, [group][cell]. The scales of
- * cells that are not there are zeros, their codes whatever there is. */
+/* K or V of a part as codes of 8 bits, [cell][HD], and scales, [group][cell]. The scales of cells
+ * that are not there are zeros, their codes whatever there is. A cell's sixteens lie in another
+ * order, as half_at's do. */
 template <int HD> struct byte_cells {
     static const int dim = HD, N = HD / 32, GROUPS = (HD + GROUP - 1) / GROUP;
-    static const int row_bytes = HD + 16; /* eight rows of a matrix in different banks */
-    static const int scales_at = CELLS * row_bytes, bytes = scales_at + GROUPS * CELLS * 2;
+    static const int LINE = HD < 128 ? 128 / HD : 1; /* cells of 128 bytes */
+    static const int scales_at = CELLS * HD, bytes = scales_at + GROUPS * CELLS * 2;
     static const int blocks = HD > 128 ? 2 : 5;
 
     __device__ __forceinline__ static const __half *scales(const uint8_t *cells)
     {
         return (const __half *)(cells + scales_at);
+    }
+    /* Where a cell's sixteen is. */
+    __device__ __forceinline__ static uint32_t place(uint32_t cell, uint32_t sixteen)
+    {
+        return cell * HD + (sixteen ^ cell / LINE % (8 / LINE)) * 16;
     }
     __device__ __forceinline__ static void ask(const cuda_attend &a, const uint8_t *const *blocks,
                                                uint32_t head, bool is_v, uint32_t first,
@@ -118,7 +124,7 @@ template <int HD> struct byte_cells {
             const uint32_t p = i * FEW_THREADS + threadIdx.x, c = p / (HD / 16);
             const uint32_t d = p % (HD / 16) * 16, cell = (head << shift) + ((first + c) & mask);
             if (first + c < end && d < hd)
-                copy16(to + c * row_bytes + d, blocks[c / UNIT] + off + (uint64_t)(cell * hd + d));
+                copy16(to + place(c, d / 16), blocks[c / UNIT] + off + (uint64_t)(cell * hd + d));
         }
         if (threadIdx.x >= GROUPS * CELLS / 8) return;
         const uint32_t g = threadIdx.x / (CELLS / 8), c = threadIdx.x % (CELLS / 8) * 8;
@@ -132,13 +138,12 @@ template <int HD> struct byte_cells {
     __device__ __forceinline__ static void keep(const kept_quad &k, uint8_t *to, uint32_t cell)
     {
         if (!k.there) return;
-        *(char4 *)(to + cell * row_bytes + k.d) = k.bytes();
+        *(char4 *)(to + place(cell, k.d / 16) + k.d % 16) = k.bytes();
         if (k.d % GROUP == 0) *(__half *)(to + scales_at + (k.group * CELLS + cell) * 2) = k.scale;
     }
     __device__ __forceinline__ static void scores(const uint32_t q[HD / 16][4], const uint8_t *k,
                                                   int warp, int lane, float s[4][4])
     {
-        const uint8_t *at = k + (warp * 32 + lane % 8) * row_bytes + lane / 8 * 16;
         const __half *by = scales(k) + warp * 32 + lane / 4;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
@@ -146,7 +151,8 @@ template <int HD> struct byte_cells {
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) {
                 uint32_t w[4];
-                load_matrices(w, at + n * 8 * row_bytes + g * GROUP);
+                load_matrices(w,
+                              k + place(warp * 32 + n * 8 + lane % 8, g * (GROUP / 16) + lane / 8));
                 const __half2 scale = __half2half2(by[g * CELLS + n * 8]);
 #pragma unroll
                 for (int i = 0; i < GROUP / 16; i++) {
@@ -164,11 +170,11 @@ template <int HD> struct byte_cells {
         const int first = warp * (HD / 4), U = HD / 64; /* of 16 values */
         const __half *by = scales(v) + first / GROUP * CELLS + step * 16 + lane % 4 * 2;
         const __half2 scale[2] = {*(const __half2 *)by, *(const __half2 *)(by + 8)};
-        const uint8_t *at = v + (step * 16 + lane % 16) * row_bytes + first;
 #pragma unroll
         for (int u = 0; u < U; u += 2) {
             uint32_t w[4];
-            load_transposed(w, at + (U > 1 ? u * 16 + lane / 16 * 16 : 0));
+            load_transposed(
+                w, v + place(step * 16 + lane % 16, first / 16 + (U > 1 ? u + lane / 16 : 0)));
 #pragma unroll
             for (int m = 0; m < (U > 1 ? 2 : 1); m++) {
                 const uint32_t x = w[2 * m] ^ 0x80808080, y = w[2 * m + 1] ^ 0x80808080;

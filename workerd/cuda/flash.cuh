@@ -38,7 +38,7 @@ __device__ __forceinline__ void scores_make(const uint32_t q[HD / 16][4], const 
 #pragma unroll
         for (int k = 0; k < HD / 16; k += 2) {
             uint32_t b[4];
-            load_matrices(b, cells + (n * 8 + lane % 8) * row_halves<HD>() + k * 16 + lane / 8 * 8);
+            load_matrices(b, cells + half_at<HD>(n * 8 + lane % 8, k * 2 + lane / 8));
             mma_f16(s[n], q[k], b[0], b[1]);
             mma_f16(s[n], q[k + 1], b[2], b[3]);
         }
@@ -95,11 +95,10 @@ template <int HD, int N>
 __device__ __forceinline__ void values_add(const uint32_t p[4], const __half *v, int step, int d,
                                            int lane, float o[N][4])
 {
-    const __half *at = v + (step * 16 + lane % 16) * row_halves<HD>() + d + lane / 16 * 8;
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
         uint32_t b[4];
-        load_transposed(b, at + n * 8);
+        load_transposed(b, v + half_at<HD>(step * 16 + lane % 16, d / 8 + lane / 16 + n));
         mma_f16(o[n], p, b[0], b[1]);
         mma_f16(o[n + 1], p, b[2], b[3]);
     }

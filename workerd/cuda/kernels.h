@@ -74,7 +74,7 @@ struct cuda_row {
 #define CUDA_TOKEN_LATE UINT32_C(0x40000000) /* it is in struct cuda_lookup's late */
 
 /* An entry of a lane's table: where the chunk is in host memory, and its place in GPU memory or
- * CUDA_NOT_RESIDENT. */
+ * CUDA_NOT_RESIDENT. Places from n_slots on are of this window and layer (passing.c). */
 struct cuda_entry {
     uint32_t chunk;
     int32_t slot;
@@ -86,10 +86,12 @@ struct cuda_kv {
     const struct cuda_entry *tables; /* [lane][table_room] */
     const float *rope;               /* [row][rope_dims / 2][2]: cos, sin */
     uint8_t *host, *resident;        /* [chunk or slot][block] */
+    uint8_t *passing;                /* [slot - n_slots][block] */
     float *fresh; /* [row][K, V][kv head][head_dim]; of formats of 8 bits and less,
                      until they are rounded */
     uint64_t chunk_bytes, block_bytes, v_off, k_scale_off, v_scale_off;
     uint32_t table_room, chunk_shift, block_shift; /* logarithms of the cells of each */
+    uint32_t n_slots, pad_;
     uint32_t n_heads, n_kv_heads, head_dim, rope_dims;
     uint32_t k_bits, v_bits, n_groups; /* of a value; scales of a head */
 };

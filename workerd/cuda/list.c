@@ -15,9 +15,7 @@
 enum {
     GRAPHS_MAX =
         96, /* shapes that are kept: row counts in use times a few lengths, times two flights */
-    CAPTURE_AFTER = 2,      /* launches of a shape before it is worth a graph */
-    STRETCHES_LEAST = 1024, /* blocks of threads: with 256 of them an H200 is slower, with so many
-                               faster; see tests/bench/README.md */
+    CAPTURE_AFTER = 2, /* launches of a shape before it is worth a graph */
 };
 
 enum op_kind {
@@ -30,6 +28,7 @@ enum op_kind {
     OP_PRODUCT,
     OP_KEEP,
     OP_CARRY,
+    OP_PASS,
     OP_ATTEND,
     OP_FLASH,
     OP_FLASH_TILES,
@@ -59,6 +58,7 @@ struct op { /* zeroed before it is filled: lists are compared by their bytes */
         struct cuda_product product;
         struct cuda_keep keep;
         struct cuda_carry carry;
+        uint32_t layer; /* of OP_PASS */
         struct cuda_attend attend;
         struct cuda_pick pick;
         struct cuda_argmax argmax;
@@ -155,8 +155,13 @@ static cudaError_t op_launch(cudaStream_t s, const struct op *op)
 
 static void ops_launch(struct backend *b)
 {
-    for (uint32_t i = 0; i < b->list->n_ops && b->failed == cudaSuccess; i++)
-        (void)cuda_ok(b, op_launch(b->stream, &b->list->op[i]));
+    for (uint32_t i = 0; i < b->list->n_ops && b->failed == cudaSuccess; i++) {
+        const struct op *op = &b->list->op[i];
+        if (op->kind == OP_PASS)
+            cuda_passing_layer(b, op->layer);
+        else
+            (void)cuda_ok(b, op_launch(b->stream, op));
+    }
 }
 
 static bool graph_is(const struct graph *g, const struct cuda_list *l)
@@ -194,7 +199,7 @@ static void graph_capture(struct backend *b, struct graph *g)
 static struct graph *list_graph(struct backend *b)
 {
     struct cuda_list *l = b->list;
-    if (b->n_rows > CUDA_ROWS_GRAPH || l->n_ops == 0) return NULL;
+    if (b->n_rows > CUDA_ROWS_GRAPH || b->passing.n > 0 || l->n_ops == 0) return NULL;
     struct graph *g = graph_find(l);
     g->used = ++l->clock;
     if (g->seen < CAPTURE_AFTER && ++g->seen < CAPTURE_AFTER) return NULL;
@@ -291,8 +296,12 @@ static struct op *op_add(struct backend *b, enum op_kind kind)
     return op;
 }
 
-/* Whether a launch may begin while the one before it ends. */
-static bool dependent(const struct backend *b) { return b->overlaps && b->list->n_ops > 1; }
+/* Whether the launch added last may begin while the one before it ends. */
+static bool dependent(const struct backend *b)
+{
+    uint32_t n = b->list->n_ops;
+    return b->overlaps && n > 1 && b->list->op[n - 2].kind != OP_PASS;
+}
 
 void cuda_written(struct backend_buffer *x, uint32_t n_rows)
 {
@@ -448,6 +457,7 @@ void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer
               struct backend_weight *const w[3], uint32_t layer)
 {
     struct cuda_product *a = NULL;
+    if (b->passing.n > 0) op_add(b, OP_PASS)->layer = layer;
     for (uint32_t i = 0; i < 3; i++) {
         if (a && a->pack == w[i]->pack) {
             a->m[a->n_matrices] = w[i]->m;
@@ -478,17 +488,6 @@ static struct cuda_attend *attend_add(struct backend *b, enum op_kind kind,
     a->o = b->part_o;
     a->dependent = dependent(b);
     return a;
-}
-
-/* With a stretch each, blocks of threads write less and leave less to join than with a part each;
- * there must be enough of them for all multiprocessors, also when the longest row is little more
- * than half of what n_splits says. */
-static uint32_t together(const struct backend *b, const struct cuda_attend *a)
-{
-    uint64_t blocks = (uint64_t)a->n_rows * b->want.n_kv_heads * a->n_splits / CUDA_FLASH_STRETCH;
-    return b->flash && a->n_splits >= CUDA_FLASH_STRETCH && blocks >= STRETCHES_LEAST
-               ? CUDA_FLASH_STRETCH
-               : 1;
 }
 
 /* All of a span's cells in one block of threads, or divided (window.c). */
@@ -522,7 +521,7 @@ void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backe
         a->first_row = i;
         a->n_rows = min_u32(rows, b->n_listed - i);
         a->n_splits = splits;
-        a->together = together(b, a);
+        a->together = cuda_together(b, a->n_rows, splits);
         a->keep = keeps_late(b);
         a->alone = b->lone_rows;
         a->quantise = y->quantised;

@@ -2,13 +2,20 @@
 /*
  * Which chunks of the pool have a copy in GPU memory. The pool is always complete, so a copy may go
  * at any time; it is valid for the generation that it was made of, and for the cells that it says.
- * A chunk is loaded when a window reads it and a place can be had without taking one from the same
- * window; what then finds none is read over PCIe. CLOCK chooses (Corbato 1968).
+ * A chunk is loaded when a window reads it and a place can be had whose chunk no window has read of
+ * late; what then finds none is read over PCIe or passes through (passing.c). CLOCK chooses
+ * (Corbato 1968) among those: generating reads all of a conversation over and over, so a place
+ * taken from what is being read would be wanted back in the same or the next window.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "workerd/cuda/cuda.h"
+
+enum {
+    PASSING_SHARE = 4, /* of the room for K and V, at most */
+    LATE_WINDOWS = 8,  /* more than there are groups of lanes that take turns */
+};
 
 static uint64_t slot_bytes(const struct backend *b) { return b->chunk_bytes * b->want.n_layers; }
 
@@ -22,22 +29,36 @@ void cuda_resident_free(struct backend *b)
     *r = (struct cuda_resident){0};
 }
 
+/* Room for the chunks of a conversation of the largest context that find no place: for all of them,
+ * since other lanes of a window may have the places, but no more than find none when one lane has
+ * all. A place has all layers of this stage, room for passing two. most: places at most. */
+static uint64_t passing_new(struct backend *b, uint64_t room, uint64_t most)
+{
+    uint64_t all = b->arena->n_chunks, places = min_u64(room / slot_bytes(b), most);
+    uint64_t layers = b->want.n_layers, missing = all - places;
+    if (layers > 2 && places < most) missing = missing * layers / (layers - 2) + 1;
+    missing = min_u64(missing, min_u64(all, b->table_room));
+    return cuda_passing_new(b, (uint32_t)missing, room / PASSING_SHARE);
+}
+
 int cuda_resident_new(struct backend *b, struct why *why)
 {
     struct cuda_resident *r = &b->resident;
     cuda_resident_free(b);
+    cuda_passing_free(b);
     size_t free_bytes = 0, all = 0;
     if (cudaMemGetInfo(&free_bytes, &all) != cudaSuccess)
         return why_set(why, -EIO, "cannot ask for the GPU's free memory");
     uint64_t room = cuda_budget_resident(&b->budget, free_bytes);
-    uint64_t n = min_u64(room / slot_bytes(b), b->arena->n_chunks);
-    n = min_u64(n, b->want.kv_resident >> b->chunk_shift);
+    uint64_t most = min_u64(b->want.kv_resident >> b->chunk_shift, b->arena->n_chunks);
+    uint64_t passing = passing_new(b, room, most);
+    uint64_t n = min_u64((room - passing) / slot_bytes(b), most);
     if (n > 0 && cudaMalloc((void **)&r->memory, n * slot_bytes(b)) != cudaSuccess) {
         (void)cudaGetLastError();
         r->memory = NULL;
         n = 0; /* slower, not wrong */
     }
-    b->budget.resident = n * slot_bytes(b);
+    b->budget.resident = n * slot_bytes(b) + passing;
     r->n_slots = (uint32_t)n;
     r->slot = xcalloc(n, sizeof(*r->slot));
     r->slot_of = xcalloc((size_t)b->arena->n_chunks + 1, sizeof(*r->slot_of));
@@ -52,31 +73,37 @@ void cuda_resident_cut(struct backend *b, uint32_t chunk, uint32_t cells)
     if (at >= 0) b->resident.slot[at].filled = min_u32(b->resident.slot[at].filled, cells);
 }
 
-/* A place that no row of this window reads. */
+/* A place that no row of this window or of those before it reads. */
 static int32_t place_find(struct backend *b)
 {
     struct cuda_resident *r = &b->resident;
+    if (r->full_at == b->window) return CUDA_NOT_RESIDENT;
     for (uint64_t step = 0; step < 2 * (uint64_t)r->n_slots; step++) {
         struct cuda_slot *s = &r->slot[r->hand];
         int32_t at = (int32_t)r->hand;
         r->hand = (r->hand + 1) % r->n_slots;
-        if (s->chunk && s->window == b->window) continue;
+        if (s->chunk && b->window - s->window < LATE_WINDOWS) continue;
         if (s->chunk && s->used) {
             s->used = false;
             continue;
         }
         return at;
     }
+    r->full_at = b->window;
     return CUDA_NOT_RESIDENT;
 }
 
-static void copy_up(struct backend *b, uint8_t *to, const uint8_t *from, uint64_t bytes)
+void cuda_resident_copy(struct backend *b, cudaStream_t s, uint32_t layer, uint32_t chunk,
+                        uint32_t cells, uint8_t *to)
 {
+    uint32_t block_cells = 1u << b->block_shift;
+    uint64_t bytes = (uint64_t)((cells + block_cells - 1) >> b->block_shift) * b->want.block_bytes;
+    const uint8_t *from = b->run[layer] + chunk * b->chunk_bytes;
     while (bytes > 0) {
         uint64_t left =
             CUDA_REGISTER_BYTES - (uint64_t)(from - b->registered) % CUDA_REGISTER_BYTES;
         uint64_t n = min_u64(bytes, left);
-        (void)cuda_ok(b, cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, b->stream));
+        (void)cuda_ok(b, cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, s));
         to += n;
         from += n;
         bytes -= n;
@@ -85,13 +112,11 @@ static void copy_up(struct backend *b, uint8_t *to, const uint8_t *from, uint64_
 
 static void chunk_load(struct backend *b, uint32_t chunk, int32_t slot, uint32_t cells)
 {
-    uint32_t block_cells = 1u << b->block_shift;
-    uint64_t bytes = (uint64_t)((cells + block_cells - 1) >> b->block_shift) * b->want.block_bytes;
-    for (uint32_t i = 0; i < b->want.n_layers && bytes; i++) {
-        uint8_t *to = b->resident.memory +
-                      ((uint64_t)i * b->resident.n_slots + (uint32_t)slot) * b->chunk_bytes;
-        copy_up(b, to, b->run[i] + chunk * b->chunk_bytes, bytes);
-    }
+    for (uint32_t i = 0; i < b->want.n_layers && cells; i++)
+        cuda_resident_copy(b, b->stream, i, chunk, cells,
+                           b->resident.memory +
+                               ((uint64_t)i * b->resident.n_slots + (uint32_t)slot) *
+                                   b->chunk_bytes);
 }
 
 int32_t cuda_resident_take(struct backend *b, uint64_t entry, uint32_t before, uint32_t after)

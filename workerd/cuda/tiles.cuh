@@ -18,13 +18,6 @@ enum {
 };
 static_assert(CELLS / UNIT == TILE_THREADS / WARP, "a warp asks for a unit");
 
-/* Where sixteen bytes of a row of W halves lie: those of eight rows in different banks. From there,
- * those whose number differs in bits t lie at ^ 8 t, and those of the eighth row after at + 8 W. */
-template <int W> __device__ __forceinline__ uint32_t half_at(uint32_t row, uint32_t sixteen)
-{
-    return row * W + (sixteen ^ row % 8) * 8;
-}
-
 /* weights: [128][CELLS], of the scores. With DEEP, cells of two parts in turn. */
 template <int HD, bool CODES, bool DEEP> struct tile_memory {
     static const int WEIGHTS = TILE_ROWS * CELLS * 2, HALVES = CELLS * HD * 2;

@@ -12,8 +12,10 @@
 #include "workerd/cuda/cuda.h"
 
 enum {
-    PAGE_BYTES = 4096,     /* what is registered begins and ends on these */
-    SPAN_BLOCK_CELLS = 256 /* that a block of threads could attend to while it begins and ends */
+    PAGE_BYTES = 4096,      /* what is registered begins and ends on these */
+    SPAN_BLOCK_CELLS = 256, /* that a block of threads could attend to while it begins and ends */
+    STRETCHES_LEAST = 1024, /* blocks of threads: with 256 of them an H200 is slower, with so many
+                               faster; see tests/bench/README.md */
 };
 
 static int flight_new(struct backend *b, struct cuda_flight *f)
@@ -161,6 +163,8 @@ struct cuda_kv cuda_kv_of(const struct backend *b, uint32_t layer)
         .resident = b->resident.memory ? b->resident.memory +
                                              (uint64_t)layer * b->resident.n_slots * b->chunk_bytes
                                        : NULL,
+        .passing = cuda_passing_of(b, layer),
+        .n_slots = b->resident.n_slots,
         .chunk_bytes = b->chunk_bytes,
         .block_bytes = w->block_bytes,
         .v_off = b->block.v.off,
@@ -208,8 +212,10 @@ static void place_lane(struct backend *b, uint32_t i, const struct window_lane *
         if (j < from->n_table) entry = __atomic_load_n(&from->table[j], __ATOMIC_RELAXED);
         if (pool_entry_chunk(entry) > b->arena->n_chunks) entry = 0;
         to[j].chunk = pool_entry_chunk(entry);
-        to[j].slot = cuda_resident_take(b, entry, cells_in_chunk(b, from->pos, j),
-                                        cells_in_chunk(b, end, j));
+        uint32_t before = cells_in_chunk(b, from->pos, j);
+        to[j].slot = cuda_resident_take(b, entry, before, cells_in_chunk(b, end, j));
+        if (to[j].slot < 0 && from->n_rows > 1)
+            to[j].slot = cuda_passing_take(b, to[j].chunk, before);
     }
 }
 
@@ -229,6 +235,17 @@ static void span_lane(struct backend *b, const struct window_lane *l)
         n = min_u32(left, most);
         b->now->spans[b->n_spans++] = (struct cuda_span){.first_row = at, .n_rows = n};
     }
+}
+
+/* With a stretch each, blocks of threads write less and leave less to join than with a part each;
+ * there must be enough of them for all multiprocessors, also when the longest row is little more
+ * than half of what n_splits says. */
+uint32_t cuda_together(const struct backend *b, uint32_t n_rows, uint32_t n_splits)
+{
+    uint64_t blocks = (uint64_t)n_rows * b->want.n_kv_heads * n_splits / CUDA_FLASH_STRETCH;
+    return b->flash && n_splits >= CUDA_FLASH_STRETCH && blocks >= STRETCHES_LEAST
+               ? CUDA_FLASH_STRETCH
+               : 1;
 }
 
 /* Time of the spans' attention in cells, by blocks of threads that have `each` stretches of a span
@@ -304,6 +321,7 @@ void cuda_begin(struct backend *b, const struct window *w)
     b->longest_span = 0;
     b->n_spans = 0;
     b->n_listed = 0;
+    b->passing.n = 0;
     b->window++;
     for (uint32_t i = 0; i < w->n_lanes && !b->refused; i++) {
         const struct window_lane *l = &w->lanes[i];
