@@ -6,10 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/vfs.h>
 
 #include "common/system.h"
 
@@ -18,7 +16,6 @@ enum {
      * meanwhile (save_bench: a quarter of the processor's time less than a chunk of 32 MiB at a
      * time), large enough that a system call a piece does not count. */
     PIECE_BYTES = 1 << 18,
-    PAGE_BYTES = 4096,
 };
 
 /* ---- whole writes ---- */
@@ -34,41 +31,52 @@ static int write_fd(int fd, const void *from, size_t n, uint64_t off)
     return 0;
 }
 
-/* Faults of its pages at once instead of one by one. */
-static int populate(char *at, size_t n, int how)
+/* Faults of its pages at once instead of one by one, where the kernel knows how. */
+static void touch(char *at, size_t n, int how)
 {
     size_t before = (uintptr_t)at % PAGE_BYTES;
-    return madvise(at - before, before + n, how) < 0 ? -errno : 0;
+    (void)madvise(at - before, before + n, how);
 }
-
-/* Where the kernel does not know how, one by one. */
-static void touch(char *at, size_t n, int how) { (void)populate(at, n, how); }
 
 /* What nobody reads or stores again: taken off here by each thread, not all at the end by one. */
-static void leave(char *at, size_t n)
+static void leave(char *at, size_t n) { touch(at, n, MADV_DONTNEED); }
+
+/* What goes into the file from one place on. Of pages that are made whole, the bytes that don't
+ * fill one yet. */
+struct out {
+    uint64_t off;
+    size_t n;   /* kept, of the bytes from off on, */
+    char *kept; /* [PIECE_BYTES], from that page's beginning on; NULL: none are */
+};
+
+/* A page of two chunks is written by both. */
+static int out_flush(struct copy *c, struct out *o)
 {
-    size_t before = (uintptr_t)at % PAGE_BYTES;
-    (void)madvise(at - before, before + n, MADV_DONTNEED);
+    const char *at = o->kept + o->off % PAGE_BYTES;
+    size_t first = min_u64(-o->off % PAGE_BYTES, o->n);
+    size_t whole = (o->n - first) / PAGE_BYTES * PAGE_BYTES, rest = o->n - first - whole;
+    int r = first ? write_fd(c->fd, at, first, o->off) : 0;
+    if (r == 0 && whole) r = pages_put(&c->pages, at + first, whole, o->off + first);
+    if (r == 0 && rest) r = write_fd(c->fd, at + first + whole, rest, o->off + first + whole);
+    o->off += o->n;
+    o->n = 0;
+    return r;
 }
 
-/* The file's pages for these bytes. One thread at a time makes them, without zeroing: by faults,
- * several would spend most of their time waiting for each other. */
-static int reserve(struct copy *c, uint64_t off, uint64_t n)
+static int out_add(struct copy *c, struct out *o, const char *from, size_t n)
 {
-    if (!c->map) return 0;
-    while (fallocate(c->fd, 0, (off_t)off, (off_t)n) < 0)
-        if (errno != EINTR) return -errno;
-    return 0;
-}
-
-/* A full file system is heard of before the bytes are stored: a store would end the process. */
-static int write_at(struct copy *c, const void *from, size_t n, uint64_t off)
-{
-    if (!c->map) return write_fd(c->fd, from, n, off);
-    int r = populate(c->map + off, n, MADV_POPULATE_WRITE);
-    if (r < 0) return r == -EFAULT ? -ENOSPC : r;
-    memcpy(c->map + off, from, n);
-    return 0;
+    int r = 0;
+    if (!o->kept) {
+        r = write_fd(c->fd, from, n, o->off);
+        o->off += n;
+    }
+    while (o->kept && n > 0 && r == 0) {
+        size_t at = o->off % PAGE_BYTES + o->n, take = min_u64(n, PIECE_BYTES - at);
+        memcpy(o->kept + at, from, take);
+        o->n += take, from += take, n -= take;
+        if (at + take == PIECE_BYTES) r = out_flush(c, o);
+    }
+    return r;
 }
 
 /* ---- a chunk ---- */
@@ -105,16 +113,15 @@ static bool is_stopped(const struct copy *c) { return __atomic_load_n(&c->stop, 
 /* still: NULL, or room for a piece: the bytes may change meanwhile, by whoever runs the
  * conversation, behind its valid cells: they are copied first, so that the sum is that of what is
  * written. */
-static int put(struct copy *c, struct place *p, const char *from, uint64_t n, uint64_t *off,
+static int put(struct copy *c, struct place *p, const char *from, uint64_t n, struct out *to,
                char *still)
 {
     for (uint64_t at = 0; at < n; at += PIECE_BYTES) {
         size_t bytes = min_u64(n - at, PIECE_BYTES);
         const char *piece = still ? memcpy(still, from + at, bytes) : from + at;
         xxh64_add(&p->sum, piece, bytes);
-        int r = is_stopped(c) ? -ECANCELED : write_at(c, piece, bytes, *off);
+        int r = is_stopped(c) ? -ECANCELED : out_add(c, to, piece, bytes);
         if (r < 0) return r;
-        *off += bytes;
     }
     return 0;
 }
@@ -131,51 +138,38 @@ static int get(struct copy *c, struct place *p, char *to, uint64_t n, uint64_t *
     return 0;
 }
 
-static void map_output(struct copy *c)
-{
-    struct statfs fs;
-    if (fstatfs(c->fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC) return;
-    if (ftruncate(c->fd, (off_t)c->h.bytes) < 0) return;
-    void *at = mmap(NULL, c->h.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
-    if (at == MAP_FAILED) return;
-    c->map = at;
-    /* Linux before 5.14 can't say that there is no room. */
-    if (populate(c->map, SAVED_HEADER_BYTES, MADV_POPULATE_WRITE) == -EINVAL) copy_end_out(c);
-}
-
-int copy_begin_out(struct copy *c, bool many)
+int copy_begin_out(struct copy *c, bool many, bool with_fault)
 {
     uint8_t page[SAVED_HEADER_BYTES];
     saved_seal(&c->h, page);
-    if (many) map_output(c);
-    return write_at(c, page, sizeof(page), 0);
+    if (many) (void)pages_open(&c->pages, c->fd, c->h.bytes, with_fault);
+    return write_fd(c->fd, page, sizeof(page), 0);
 }
 
-void copy_end_out(struct copy *c)
-{
-    if (c->map) (void)munmap(c->map, c->h.bytes);
-    c->map = NULL;
-}
+void copy_end_out(struct copy *c) { pages_close(&c->pages); }
 
 int copy_out(struct copy *c, uint32_t i)
 {
     struct place p = place_of(c, i);
-    uint64_t off = p.off + sizeof(p.head), n = saved_chunk_bytes(&c->h, i);
-    bool whole = p.head.n_cells == c->h.chunk_cells;
+    uint64_t n = saved_chunk_bytes(&c->h, i);
+    bool whole = p.head.n_cells == c->h.chunk_cells, mapped = c->pages.map != NULL;
+    struct out to = {.off = p.off + sizeof(p.head)};
     CLEANUP(freep) char *still = whole ? NULL : xcalloc(1, PIECE_BYTES);
+    CLEANUP(freep) char *kept = to.kept = mapped ? xcalloc(1, PIECE_BYTES) : NULL;
     CLEANUP(freep) uint32_t *words = xcalloc(1, p.tokens);
     memcpy(words, c->cell + (uint64_t)c->chunks[i] * c->h.chunk_cells, p.head.n_cells * 4UL);
     sum_head(&p);
-    int r = reserve(c, p.off, n);
-    if (r == 0) r = put(c, &p, (const char *)words, p.tokens, &off, NULL);
+    int r = mapped ? pages_reserve(&c->pages, p.off, n) : 0;
+    if (r == 0) r = put(c, &p, (const char *)words, p.tokens, &to, NULL);
     for (uint32_t l = 0; r == 0 && l < c->h.geometry.n_layers; l++) {
         touch(c->layer[l] + p.in_run, p.per_layer, MADV_POPULATE_READ);
-        r = put(c, &p, c->layer[l] + p.in_run, p.per_layer, &off, still);
+        r = put(c, &p, c->layer[l] + p.in_run, p.per_layer, &to, still);
         leave(c->layer[l] + p.in_run, p.per_layer);
     }
+    if (r == 0 && mapped) r = out_flush(c, &to);
     p.head.checksum = xxh64_end(&p.sum);
-    if (r == 0) r = write_at(c, &p.head, sizeof(p.head), p.off);
-    if (c->map) leave(c->map + p.off, n);
+    if (r == 0) r = write_fd(c->fd, &p.head, sizeof(p.head), p.off);
+    if (mapped) pages_leave(&c->pages, p.off, n);
     return r;
 }
 

@@ -10,11 +10,12 @@
 #include <stdbool.h>
 
 #include "poold/poolctl_file.h"
+#include "poold/poolctl_pages.h"
 
 struct copy {
     int fd;
-    bool stop; /* atomically: what is on its way ends with -ECANCELED */
-    char *map; /* of a save: the file's bytes; NULL: they are written */
+    bool stop;          /* atomically: what is on its way ends with -ECANCELED */
+    struct pages pages; /* of a save; not open: bytes are written */
     struct saved_header h;
     char *layer[POOL_RUNS_MAX]; /* where its run begins, in a shared mapping */
     uint32_t *cell;             /* the tokens file's words */
@@ -22,9 +23,9 @@ struct copy {
 };
 
 /* The file's first bytes. many: more threads will store than writes can serve, which wait for each
- * other in one file (about 3.4 GB/s on tmpfs): there the file gets its size and is mapped, which
- * costs half as much again of the processor and has no such bound. */
-int copy_begin_out(struct copy *c, bool many);
+ * other in one file (about 3.4 GB/s on tmpfs); there its pages are made in a mapping, with_fault:
+ * by a userfaultfd if it can be had. */
+int copy_begin_out(struct copy *c, bool many, bool with_fault);
 /* Nobody stores any more. */
 void copy_end_out(struct copy *c);
 /* Chunk i into the file. */

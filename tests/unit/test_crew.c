@@ -82,14 +82,17 @@ static int run(struct copy *c, bool save, struct crew *w)
     return r;
 }
 
+enum way { WRITTEN, FAULTED, PAGED }; /* how pages are made */
+
 /* A saved file's descriptor. */
-static int saved(struct side *s, bool mapped)
+static int saved(struct side *s, enum way way)
 {
     struct crew w;
     s->copy.fd = memfd_create("saved", MFD_CLOEXEC);
     ck_assert_int_ge(s->copy.fd, 0);
-    ck_assert_int_eq(copy_begin_out(&s->copy, mapped), 0);
-    ck_assert(mapped == (s->copy.map != NULL));
+    ck_assert_int_eq(copy_begin_out(&s->copy, way != WRITTEN, way == PAGED), 0);
+    ck_assert((way != WRITTEN) == (s->copy.pages.map != NULL));
+    ck_assert(way == PAGED || s->copy.pages.fault < 0 || !s->copy.pages.map);
     ck_assert_int_eq(run(&s->copy, true, &w), 0);
     copy_end_out(&s->copy);
     return TAKE_FD(s->copy.fd);
@@ -116,11 +119,11 @@ static void check_chunk(const struct side *s, const char *file, uint32_t i)
         ck_assert_mem_eq(at, s->copy.layer[l] + chunk * (uint64_t)CHUNK_BYTES, layer);
 }
 
-START_TEST(written_and_mapped_files_are_the_same)
+START_TEST(files_are_the_same_however_their_pages_are_made)
 {
     struct side from;
     side_init(&from, 1, true);
-    int written = saved(&from, false), mapped = saved(&from, true);
+    int written = saved(&from, WRITTEN), mapped = saved(&from, _i);
     uint64_t n = from.copy.h.bytes;
     char *a = bytes_of(written, n), *b = bytes_of(mapped, n);
     ck_assert_mem_eq(a, b, n);
@@ -140,7 +143,7 @@ START_TEST(a_restore_gives_the_same_cells_and_touches_no_others)
     struct crew w;
     side_init(&from, 1, true);
     side_init(&to, 2, false);
-    int fd = saved(&from, true);
+    int fd = saved(&from, PAGED);
     char *file = bytes_of(fd, from.copy.h.bytes);
     to.copy.fd = fd;
     to.copy.h = from.copy.h;
@@ -163,7 +166,7 @@ START_TEST(the_first_damaged_chunk_is_told)
     struct crew w;
     side_init(&from, 1, true);
     side_init(&to, 2, false);
-    int fd = saved(&from, false);
+    int fd = saved(&from, WRITTEN);
     char *file = bytes_of(fd, from.copy.h.bytes);
     for (uint32_t i = 3; i < CHUNKS; i += 2)
         file[SAVED_HEADER_BYTES + i * saved_chunk_bytes(&from.copy.h, 0) + 1000] ^= 1;
@@ -187,7 +190,7 @@ START_TEST(who_is_stopped_ends)
     struct crew w;
     side_init(&from, 1, true);
     from.copy.fd = memfd_create("saved", MFD_CLOEXEC);
-    ck_assert_int_eq(copy_begin_out(&from.copy, true), 0);
+    ck_assert_int_eq(copy_begin_out(&from.copy, true, true), 0);
     __atomic_store_n(&from.copy.stop, true, __ATOMIC_RELAXED);
     ck_assert_int_eq(run(&from.copy, true, &w), -ECANCELED);
     copy_end_out(&from.copy);
@@ -199,7 +202,7 @@ END_TEST
 int main(void)
 {
     TCase *tests = tcase_create("crew");
-    tcase_add_test(tests, written_and_mapped_files_are_the_same);
+    tcase_add_loop_test(tests, files_are_the_same_however_their_pages_are_made, FAULTED, PAGED + 1);
     tcase_add_test(tests, a_restore_gives_the_same_cells_and_touches_no_others);
     tcase_add_test(tests, the_first_damaged_chunk_is_told);
     tcase_add_test(tests, who_is_stopped_ends);
