@@ -62,6 +62,32 @@ START_TEST(what_fits_under_a_limit)
 }
 END_TEST
 
+static const struct {
+    uint64_t room;
+    uint32_t layers;
+    uint64_t all, most, context, slots, passing;
+} places[] = {
+    {3200, 32, 100, 1000, 50,   100, 0 }, /* all stay */
+    {2000, 32, 100, 1000, 1000, 59,  41}, /* 59 x 32 + 41 x 2 = 1970; all pass or stay */
+    {2000, 32, 100, 1000, 20,   61,  20},
+    {2000, 32, 100, 40,   1000, 40,  60}, /* worker.kv_resident */
+    {2000, 32, 100, 0,    50,   0,   50},
+    {100,  32, 100, 1000, 1000, 2,   12}, /* 24 of 100: a quarter */
+    {50,   1,  100, 1000, 1000, 38,  6 },
+    {0,    32, 100, 1000, 1000, 0,   0 },
+    {2000, 32, 0,   1000, 1000, 0,   0 },
+};
+
+START_TEST(what_stays_and_what_passes)
+{
+    struct cuda_places p = cuda_places_of(places[_i].room, places[_i].layers, places[_i].all,
+                                          places[_i].most, places[_i].context);
+    ck_assert_uint_eq(p.slots, places[_i].slots);
+    ck_assert_uint_eq(p.passing, places[_i].passing);
+    ck_assert_uint_le(p.slots * places[_i].layers + p.passing * 2, places[_i].room);
+}
+END_TEST
+
 START_TEST(what_does_not_fit_is_told_with_the_bytes_of_each)
 {
     struct cuda_budget b = {.limit = GIB(20), .weights = 111, .buffers = 222, .resident = 333};
@@ -86,6 +112,7 @@ int main(void)
     TCase *tests = tcase_create("card");
     tcase_add_loop_test(tests, a_card_that_cannot_serve_is_refused_by_name, 0, ARRAY_LEN(cards));
     tcase_add_loop_test(tests, what_fits_under_a_limit, 0, ARRAY_LEN(rooms));
+    tcase_add_loop_test(tests, what_stays_and_what_passes, 0, ARRAY_LEN(places));
     tcase_add_test(tests, what_does_not_fit_is_told_with_the_bytes_of_each);
     return suite_run("card", tests);
 }

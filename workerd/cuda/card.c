@@ -7,6 +7,8 @@
 enum {
     CAPABILITY_MIN = 80, /* below it: no int8 mma.m16n8k32, no cp.async */
     RESERVE_SHARE = 16,  /* of a limit; of a small one a part */
+    PASSING_LAYERS = 2,  /* of a chunk that passes: the one that is read and the next */
+    PASSING_SHARE = 4,   /* of the room for K and V, at most */
 };
 /* For the driver's own: context, code, graphs, page tables of the pool (8 bytes for 4 KiB). */
 static const uint64_t reserve_bytes = UINT64_C(1) << 30;
@@ -36,6 +38,19 @@ uint64_t cuda_budget_room(const struct cuda_budget *b, uint64_t free_bytes)
 uint64_t cuda_budget_resident(const struct cuda_budget *b, uint64_t free_bytes)
 {
     return cuda_budget_room(b, minus(free_bytes, reserve_bytes));
+}
+
+struct cuda_places cuda_places_of(uint64_t room, uint32_t n_layers, uint64_t all, uint64_t most,
+                                  uint64_t context)
+{
+    uint64_t slots = min_u64(room / n_layers, min_u64(most, all)), missing = all - slots;
+    /* What passing takes, slots lose, and so more must pass. */
+    if (n_layers > PASSING_LAYERS && slots < min_u64(most, all))
+        missing = missing * n_layers / (n_layers - PASSING_LAYERS) + 1;
+    uint64_t passing = min_u64(min_u64(missing, all), context);
+    passing = min_u64(passing, room / PASSING_SHARE / PASSING_LAYERS);
+    return (struct cuda_places){
+        .slots = min_u64((room - passing * PASSING_LAYERS) / n_layers, slots), .passing = passing};
 }
 
 int cuda_budget_refuse(const struct cuda_budget *b, const char *what, uint64_t bytes,

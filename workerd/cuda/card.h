@@ -30,6 +30,16 @@ struct cuda_budget {
 uint64_t cuda_budget_room(const struct cuda_budget *b, uint64_t free_bytes);
 /* The same for K/V, which comes last and can do with any amount: some is left for graphs. */
 uint64_t cuda_budget_resident(const struct cuda_budget *b, uint64_t free_bytes);
+/* Chunks whose K and V a card has room for: for good, with all layers, and while they pass, with
+ * two (passing.c). */
+struct cuda_places {
+    uint64_t slots, passing;
+};
+/* room: layers of a chunk that there is memory for. Of all chunks at most `most` stay; those of a
+ * conversation of the largest context can pass as far as not all of them could stay, as long as
+ * that takes a quarter of the room at most. */
+struct cuda_places cuda_places_of(uint64_t room, uint32_t n_layers, uint64_t all, uint64_t most,
+                                  uint64_t context);
 /* -ENOMEM; why says what is too large and how much all else has. */
 int cuda_budget_refuse(const struct cuda_budget *b, const char *what, uint64_t bytes,
                        uint64_t free_bytes, uint64_t all_bytes, struct why *why);

@@ -231,10 +231,9 @@ void cuda_resident_cut(struct backend *b, uint32_t chunk, uint32_t cells);
 void cuda_resident_copy(struct backend *b, cudaStream_t s, uint32_t layer, uint32_t chunk,
                         uint32_t cells, uint8_t *to);
 
-/* passing.c. The room for `wanted` chunks at once, or for as many as there is memory for, at most
- * `bytes`; what it takes. */
+/* passing.c. The room for n chunks at once: bytes that it takes, 0 when there is no memory. */
 int cuda_passing_open(struct backend *b);
-uint64_t cuda_passing_new(struct backend *b, uint32_t wanted, uint64_t bytes);
+uint64_t cuda_passing_new(struct backend *b, uint32_t n);
 void cuda_passing_free(struct backend *b);
 void cuda_passing_close(struct backend *b);
 /* A chunk's place for the window; CUDA_NOT_RESIDENT when there is none. */

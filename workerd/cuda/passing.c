@@ -42,19 +42,19 @@ void cuda_passing_free(struct backend *b)
     p->n_places = p->n = 0;
 }
 
-uint64_t cuda_passing_new(struct backend *b, uint32_t wanted, uint64_t bytes)
+uint64_t cuda_passing_new(struct backend *b, uint32_t n)
 {
     struct cuda_passing *p = &b->passing;
-    uint64_t n = min_u64(wanted, bytes / (2 * b->chunk_bytes));
     if (n == 0) return 0;
-    if (cudaMalloc((void **)&p->memory, 2 * n * b->chunk_bytes) != cudaSuccess) {
+    uint64_t bytes = 2 * (uint64_t)n * b->chunk_bytes;
+    if (cudaMalloc((void **)&p->memory, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
         p->memory = NULL;
         return 0; /* slower, not wrong */
     }
     p->pass = xcalloc(n, sizeof(*p->pass));
-    p->n_places = (uint32_t)n;
-    return 2 * n * b->chunk_bytes;
+    p->n_places = n;
+    return bytes;
 }
 
 int32_t cuda_passing_take(struct backend *b, uint32_t chunk, uint32_t cells)

@@ -12,10 +12,7 @@
 
 #include "workerd/cuda/cuda.h"
 
-enum {
-    PASSING_SHARE = 4, /* of the room for K and V, at most */
-    LATE_WINDOWS = 8,  /* more than there are groups of lanes that take turns */
-};
+enum { LATE_WINDOWS = 8 /* more than there are groups of lanes that take turns */ };
 
 static uint64_t slot_bytes(const struct backend *b) { return b->chunk_bytes * b->want.n_layers; }
 
@@ -29,18 +26,6 @@ void cuda_resident_free(struct backend *b)
     *r = (struct cuda_resident){0};
 }
 
-/* Room for the chunks of a conversation of the largest context that find no place: for all of them,
- * since other lanes of a window may have the places, but no more than find none when one lane has
- * all. A place has all layers of this stage, room for passing two. most: places at most. */
-static uint64_t passing_new(struct backend *b, uint64_t room, uint64_t most)
-{
-    uint64_t all = b->arena->n_chunks, places = min_u64(room / slot_bytes(b), most);
-    uint64_t layers = b->want.n_layers, missing = all - places;
-    if (layers > 2 && places < most) missing = missing * layers / (layers - 2) + 1;
-    missing = min_u64(missing, min_u64(all, b->table_room));
-    return cuda_passing_new(b, (uint32_t)missing, room / PASSING_SHARE);
-}
-
 int cuda_resident_new(struct backend *b, struct why *why)
 {
     struct cuda_resident *r = &b->resident;
@@ -50,9 +35,10 @@ int cuda_resident_new(struct backend *b, struct why *why)
     if (cudaMemGetInfo(&free_bytes, &all) != cudaSuccess)
         return why_set(why, -EIO, "cannot ask for the GPU's free memory");
     uint64_t room = cuda_budget_resident(&b->budget, free_bytes);
-    uint64_t most = min_u64(b->want.kv_resident >> b->chunk_shift, b->arena->n_chunks);
-    uint64_t passing = passing_new(b, room, most);
-    uint64_t n = min_u64((room - passing) / slot_bytes(b), most);
+    struct cuda_places p =
+        cuda_places_of(room / b->chunk_bytes, b->want.n_layers, b->arena->n_chunks,
+                       b->want.kv_resident >> b->chunk_shift, b->table_room);
+    uint64_t passing = cuda_passing_new(b, (uint32_t)p.passing), n = p.slots;
     if (n > 0 && cudaMalloc((void **)&r->memory, n * slot_bytes(b)) != cudaSuccess) {
         (void)cudaGetLastError();
         r->memory = NULL;
