@@ -506,8 +506,12 @@ int worker_run(const struct config *config, const struct worker_place *place, st
         r = 0; /* asked to end before there was anything to end */
     head_free(w.head);
     pool_client_free(w.client);
-    if (w.stage && !stage_stop(w.stage, STOP_US / 1000)) {
-        log_warn("the device thread did not end within %d s", STOP_US / 1000000);
+    bool ended = !w.stage || stage_stop(w.stage, STOP_US / 1000);
+    if (!ended) log_warn("the device thread did not end within %d s", STOP_US / 1000000);
+    /* A GPU's memory and what is pinned for it go with the process, at once. Given back piece by
+     * piece they take seconds where much is pinned or the driver is busy: silence, for which poold
+     * kills, and until the end nothing of this worker's goes on elsewhere. */
+    if (!ended || (w.stage && cuda_device(w.device) != CUDA_HOST_NO_DEVICE)) {
         if (r < 0 && why->text[0]) log_error("%s", why->text);
         _exit(r < 0);
     }

@@ -87,6 +87,18 @@ def test_a_killed_worker(model, memory):
         c.pool().check_tables()
 
 
+def test_an_orderly_end_ends_with_0(tiny_model):
+    """2 GiB are pinned for the card: to let go of them takes longer than a worker may be silent, and who
+    is killed for that has ended with 0 before."""
+    settings = {**SETTINGS, "model.context": 2048, "pool.cells": 1 << 22, "worker.kv_resident": 0}
+    with Cistern(tiny_model, 1, {**settings, "worker.stuck_ms": 300}).start() as c:
+        for _ in range(3):
+            began = time.monotonic()
+            c.workers[0].stop()
+            say("SIGTERM to its end", since(began))
+            c.start_worker(0)
+
+
 class Watched:
     """One word of each chunk of each layer of a row: what a card writes shows in them."""
 
