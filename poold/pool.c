@@ -178,6 +178,32 @@ static void shorten(const struct pool *p, uint32_t row, uint32_t n_cells, struct
     b->copy_cells = rest;
 }
 
+/* Whether a worker may have computed cells behind n_cells, of this lease or before it. */
+static bool goes_on(const struct pool *p, uint32_t row, uint32_t n_cells)
+{
+    const struct pool_body *b = segment_body(p->seg, row);
+    if (b->base > n_cells) return true;
+    for (uint32_t stage = 0; stage < p->seg->h->n_stages; stage++) {
+        const struct pool_page *page = p->page[b->pipeline][stage];
+        uint64_t word = page ? shm_load_u64(&page->word[row]) : 0;
+        if (pool_word_lease(word) == b->lease && pool_word_cells(word) > n_cells) return true;
+    }
+    return false;
+}
+
+/* The chunk that a cut goes through gets another generation: whoever cached its cells behind the
+ * cut under {chunk, generation} must not find them when another pipeline has written others there.
+ * Dead before the commit: the row is as it was, and its chunk is read once more. */
+static void cut_through(struct pool *p, uint64_t *entry)
+{
+    uint32_t chunk = pool_entry_chunk(*entry);
+    struct pool_chunk *c = &p->seg->chunks[chunk];
+    DEATH_POINT("cut-generation");
+    shm_store_u32(&c->generation, c->generation + 1);
+    DEATH_POINT("cut-entry");
+    shm_store_u64(entry, pool_entry(chunk, c->generation));
+}
+
 /* Order of a cut: the commit that counts entries out, then the trash chunk in their place, then the
  * chunks are free. A chunk that stays as the one to copy from keeps its reference. */
 void pool_cut(struct pool *p, uint32_t row, uint32_t n_cells, uint32_t to, const struct op_id *op)
@@ -186,6 +212,8 @@ void pool_cut(struct pool *p, uint32_t row, uint32_t n_cells, uint32_t to, const
     uint32_t before = b.n_entries;
     uint64_t old_copy = b.copy_entry, *table = segment_table(p->seg, row);
     shorten(p, row, n_cells, &b);
+    if (n_cells % p->seg->h->chunk_cells && !b.copy_entry && goes_on(p, row, n_cells))
+        cut_through(p, &table[b.n_entries - 1]);
     b.lease++;
     b.state = n_cells || to == POOL_ACTIVE ? to : POOL_FREE;
     b.last_window = b.keep = b.resume = 0;

@@ -132,6 +132,36 @@ START_TEST(a_cut_inside_a_shared_chunk_names_it_as_the_one_to_copy)
 }
 END_TEST
 
+/* A device keeps cells by {chunk, generation}; another pipeline may write others behind a cut. */
+START_TEST(a_cut_through_a_chunk_raises_its_generation)
+{
+    static const struct {
+        uint32_t computed, keep;
+        bool raised;
+    } cuts[] = {
+        {40, 40, false},
+        {40, 39, true },
+        {40, 33, true },
+        {40, 32, false}, /* at its border: the chunk goes */
+        {40, 16, false},
+        {48, 47, true },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cuts); i++) {
+        uint32_t row, k = (cuts[i].keep - 1) / C;
+        ck_assert_int_eq(open_prompt(1000 * (uint32_t)i, cuts[i].computed, 0, &row), 0);
+        compute(row, 1000 * (uint32_t)i, cuts[i].computed);
+        uint64_t before = segment_table(pool->seg, row)[k];
+        close_row(row, cuts[i].keep);
+        uint64_t after = segment_table(pool->seg, row)[k];
+        ck_assert_uint_eq(pool_entry_chunk(after), pool_entry_chunk(before));
+        ck_assert_uint_eq(pool_entry_generation(after),
+                          pool_entry_generation(before) + cuts[i].raised);
+        check_invariants();
+        ck_assert_int_eq(pool_drop(pool, row, body(row)->generation), 0);
+    }
+}
+END_TEST
+
 START_TEST(a_truncate_that_a_death_cut_short_is_finished_by_its_retry)
 {
     uint32_t old = cached(100, 80), row;
@@ -438,6 +468,7 @@ int main(void)
     tcase_add_test(t, another_salt_shares_nothing);
     tcase_add_test(t, a_shared_chunk_outlives_its_first_holder);
     tcase_add_test(t, a_cut_inside_a_shared_chunk_names_it_as_the_one_to_copy);
+    tcase_add_test(t, a_cut_through_a_chunk_raises_its_generation);
     tcase_add_test(t, a_truncate_that_a_death_cut_short_is_finished_by_its_retry);
     tcase_add_test(t, a_fork_of_a_living_conversation_shares_only_what_is_complete);
     tcase_add_test(t, what_was_copied_is_let_go_when_every_word_has_passed_it);
