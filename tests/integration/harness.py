@@ -222,15 +222,17 @@ class Cistern:
         return self
 
     def __exit__(self, kind, _value, _traceback):
+        went_wrong = True
         try:
             if kind is None:
                 self.stop_all()
             self.look_for_reports()
+            went_wrong = kind is not None
         finally:
             for p in self.processes:
                 if p.alive():
                     p.kill()
-                if kind is not None:
+                if went_wrong:
                     print(f"---- {p.log.name}\n{p.text()[-3000:]}")
             self.notify.close()
             shutil.rmtree(self.folder, ignore_errors=True)
