@@ -51,7 +51,7 @@ struct bench {
     uint32_t *listed, n_spans;
 };
 
-static bool tiles_roomy;
+static enum cuda_tiles tiles_best;
 static void *got[32];
 static uint32_t n_got;
 
@@ -218,21 +218,20 @@ static void check_same(const struct bench *b, const float *x, const float *y, co
             ck_abort_msg("%s: row %u, value %u: %a and %a", what, i / width, i % width, x[i], y[i]);
 }
 
-/* Spans with all of a head's cells, and divided into stretches and pairs of them, by both ways of a
+/* Spans with all of a head's cells, and divided into stretches and pairs of them, by all ways of a
  * card. */
 static void check_tiles(struct bench *b, const float *parts)
 {
     static const char *const what[] = {"tiles", "tiles of a stretch", "tiles of two stretches"};
-    for (uint32_t i = 0; i < 2 * ARRAY_LEN(what); i++) {
+    for (uint32_t i = 0; i < (tiles_best + 1) * ARRAY_LEN(what); i++) {
         struct cuda_attend a = attend_of(b, 1);
         a.n_rows = b->n_spans;
-        a.each = i / 2;
+        a.each = i % ARRAY_LEN(what);
         a.stretches = CELLS / (CUDA_FLASH_CELLS * CUDA_FLASH_STRETCH) + 1;
-        a.roomy = i % 2;
-        if (a.roomy && !tiles_roomy) continue;
+        a.tiles = (enum cuda_tiles)(i / ARRAY_LEN(what));
         ok(cuda_launch_flash_tiles(NULL, &a));
         float *tiles = result(b);
-        check_same(b, parts, tiles, what[i / 2]);
+        check_same(b, parts, tiles, what[a.each]);
         free(tiles);
     }
 }
@@ -303,7 +302,7 @@ int main(void)
     bool roomy, overlaps;
     uint32_t dim_max;
     if (cuda_product_prepare(&roomy, &overlaps) || cuda_flash_prepare(&dim_max) ||
-        cuda_tiles_prepare(&tiles_roomy))
+        cuda_tiles_prepare(&tiles_best))
         return 1;
     Suite *s = suite_create("flash");
     TCase *t = tcase_create("bits");

@@ -89,7 +89,7 @@ static int open_device(struct backend *b, struct why *why)
     uint32_t dim_max = 0;
     if (e == cudaSuccess) e = cuda_product_prepare(&b->roomy, &b->overlaps);
     if (e == cudaSuccess) e = cuda_flash_prepare(&dim_max);
-    if (e == cudaSuccess) e = cuda_tiles_prepare(&b->tiles_roomy);
+    if (e == cudaSuccess) e = cuda_tiles_prepare(&b->tiles);
     /* The float32 reference keeps to float32 throughout. */
     b->flash = !b->want.float32 && b->block.k_bits <= 16 && b->want.head_dim <= dim_max;
     b->flash_tiles = b->flash && b->want.head_dim <= CUDA_FLASH_DIM &&

@@ -150,9 +150,9 @@ struct backend {
     struct cuda_resident resident;
     struct cuda_passing passing;
 
-    bool overlaps;    /* a kernel may begin while the one before it ends */
-    bool roomy;       /* of struct cuda_product */
-    bool tiles_roomy; /* of struct cuda_attend */
+    bool overlaps; /* a kernel may begin while the one before it ends */
+    bool roomy;    /* of struct cuda_product */
+    enum cuda_tiles tiles;
     uint32_t multiprocessors;
     bool flash, flash_tiles;   /* attention by tensor cores; also of spans */
     float scale;               /* of scores */

@@ -128,6 +128,13 @@ struct cuda_span {
     uint32_t first_row, n_rows;
 };
 
+/* How tiles are computed, with the same bits. A card that can do one can do those before it. */
+enum cuda_tiles {
+    CUDA_TILES_NEAR,   /* K of the next cells comes while V is multiplied */
+    CUDA_TILES_DEEP,   /* there is room for all of the next cells in shared memory */
+    CUDA_TILES_GROUPS, /* groups.cu */
+};
+
 struct cuda_attend {
     struct cuda_kv kv;
     struct cuda_rows q, y;
@@ -146,7 +153,7 @@ struct cuda_attend {
     /* Of cuda_launch_flash_tiles; ml and o are [span][kv head][CUDA_FLASH_ROWS][stretches]. */
     uint32_t stretches; /* at least what the longest of the spans needs */
     uint32_t each;      /* of them one block of threads has so many; 0: all, without ml and o */
-    uint32_t roomy;     /* the card has room for the next cells in shared memory */
+    enum cuda_tiles tiles;
 };
 
 struct cuda_keep { /* K and V of the window's rows from fresh to their cells */
@@ -261,7 +268,7 @@ cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
  * cuda_launch_flash. */
 cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps);
 cudaError_t cuda_flash_prepare(uint32_t *dim_max);
-cudaError_t cuda_tiles_prepare(bool *roomy); /* of struct cuda_attend */
+cudaError_t cuda_tiles_prepare(enum cuda_tiles *best);
 
 #ifdef CISTERN_DEATH_POINTS
 /* An error that sticks: no call of this process succeeds after it. */

@@ -501,7 +501,7 @@ static void spans_attend(struct backend *b, struct backend_buffer *y,
         a->n_rows = min_u32(b->span_turn, b->n_spans - i);
         a->stretches = b->span_stretches;
         a->each = b->span_each;
-        a->roomy = b->tiles_roomy;
+        a->tiles = b->tiles;
     }
 }
 

@@ -17,28 +17,6 @@
  */
 #include "workerd/cuda/tiles.cuh"
 
-/* Where (token row, query head) i of a block is. */
-struct tile_place {
-    uint32_t row, head;
-    bool there;
-
-    __device__ __forceinline__ tile_place(const cuda_attend &a, uint32_t i)
-    {
-        const cuda_span span = a.spans[a.first_row + blockIdx.y];
-        const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads;
-        there = i < span.n_rows * group;
-        row = span.first_row + (there ? i / group : 0);
-        head = blockIdx.x * group + i % group;
-    }
-};
-
-/* The sums that a divided block leaves of (token row, query head) i and a stretch. */
-__device__ __forceinline__ uint64_t tile_entry(const cuda_attend &a, uint32_t i, uint32_t stretch)
-{
-    const uint64_t tile = (uint64_t)blockIdx.y * a.kv.n_kv_heads + blockIdx.x;
-    return (tile * TILE_ROWS + i) * a.stretches + stretch;
-}
-
 /* ---- a warp's rows ---- */
 
 /* What a lane has: of two tiles of 16 rows the scores of half of a part's cells, and sums of half
@@ -95,7 +73,7 @@ template <int HD> struct tile_rows {
     }
     __device__ __forceinline__ void scores(const __half *k, float s[2][8][4]) const
     {
-        const uint32_t at = half_at<HD>(half() * (CELLS / 2) + lane() % 8, lane() / 8);
+        const uint32_t at = cell_at(half() * (CELLS / 2) + lane() % 8, lane() / 8);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -103,11 +81,11 @@ template <int HD> struct tile_rows {
                 s[t][n][0] = s[t][n][1] = s[t][n][2] = s[t][n][3] = 0;
 #pragma unroll
         for (int i = 0; i < HD / 16; i += 2) {
-            const __half *from = k + (at ^ i * 16);
+            const __half *from = k + (at ^ i % 4 * 16) + i / 4 * SLAB_HALVES;
 #pragma unroll
             for (int n = 0; n < 8; n++) {
                 uint32_t b[4];
-                load_matrices(b, from + n * 8 * HD);
+                load_matrices(b, from + n * 8 * SLAB);
                 mma_f16(s[0][n], q[0][i], b[0], b[1]);
                 mma_f16(s[1][n], q[1][i], b[0], b[1]);
                 mma_f16(s[0][n], q[0][i + 1], b[2], b[3]);
@@ -160,7 +138,7 @@ template <int HD> struct tile_rows {
     {
         const uint32_t at[2] = {half_at<CELLS>(tile(0) + lane() % 16, lane() / 16),
                                 half_at<CELLS>(tile(1) + lane() % 16, lane() / 16)};
-        const uint32_t v_at = half_at<HD>(lane() % 16, half() * N + lane() / 16);
+        const uint32_t v_at = cell_at(lane() % 16, half() * N + lane() / 16);
         float of[2][N][4] = {}, l[4] = {};
 #pragma unroll
         for (int i = 0; i < CELLS / 16; i++) {
@@ -172,7 +150,7 @@ template <int HD> struct tile_rows {
 #pragma unroll
             for (int n = 0; n < N; n += 2) {
                 uint32_t b[4];
-                load_transposed(b, v + (v_at ^ n * 8) + i * 16 * HD);
+                load_transposed(b, v + (v_at ^ n * 8) + i * 16 * SLAB);
                 mma_f16(of[0][n], p[0], b[0], b[1]);
                 mma_f16(of[1][n], p[1], b[0], b[1]);
                 mma_f16(of[0][n + 1], p[0], b[2], b[3]);
@@ -187,24 +165,14 @@ template <int HD> struct tile_rows {
                 if (part == -CUDART_INF_F) continue;
                 const joint j(most[t][h], part, a.scale * LOG2_E);
                 if (t == 0) sum[h] = fmaf(sum[h], j.old, l[2 * h] * j.fresh);
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                    for (int i = 2 * h; i < 2 * h + 2; i++)
-                        o[t][n][i] = fmaf(o[t][n][i], j.old, of[t][n][i] * j.fresh);
+                values_join<N>(o[t], of[t], h, j);
             }
     }
-    /* The value that a lane has of eight n; the next one is beside it. */
-    __device__ __forceinline__ static uint32_t value_of(int n)
+    /* The first of the values that a lane has, eight more for each further n; the next is beside
+     * it. */
+    __device__ __forceinline__ static uint32_t first_value()
     {
-        return (half() * N + n) * 8 + lane() % 4 * 2;
-    }
-    /* Where it lies in y for n 0, eight more values for each further n; of a row that there is
-     * none, where another does. */
-    __device__ __forceinline__ static float *values_at(const cuda_attend &a, int t, int h)
-    {
-        const tile_place at(a, row(t, h));
-        return a.y.f + (uint64_t)at.row * a.y.width + at.head * a.kv.head_dim + value_of(0);
+        return half() * N * 8 + lane() % 4 * 2;
     }
     /* The stretch joins those before it, in y; by the last one's sum it is divided. A row that has
      * no cell in the stretch stays as it is. */
@@ -235,30 +203,17 @@ template <int HD> struct tile_rows {
         if (is_last) pair_wait();
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            float *const at[2] = {values_at(a, t, 0), values_at(a, t, 1)};
-            float2 v[2][N];
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-#pragma unroll
-                for (int n = 0; n < N; n++) {
-                    v[h][n] = make_float2(0, 0);
-                    if (!first[t][h] && value_of(n) < a.kv.head_dim)
-                        v[h][n] = *(const float2 *)(at[h] + n * 8);
-                }
+            row_values<N> v[2] = {
+                {a, tile_place(a, row(t, 0)).values(a), first_value()},
+                {a, tile_place(a, row(t, 1)).values(a), first_value()},
+            };
+            v[0].read(first[t][0]);
+            v[1].read(first[t][1]);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const bool stays = most[t][h] == -CUDART_INF_F && !is_last;
-                if (!tile_place(a, row(t, h)).there || stays) continue;
-                const float by = s.sum_before[row(t, h)];
-#pragma unroll
-                for (int n = 0; n < N; n++) {
-                    if (value_of(n) >= a.kv.head_dim) continue;
-                    float2 x = v[h][n];
-                    x.x = fmaf(x.x, old[t][h], o[t][n][2 * h] * fresh[t][h]);
-                    x.y = fmaf(x.y, old[t][h], o[t][n][2 * h + 1] * fresh[t][h]);
-                    if (is_last) x = make_float2(__fdiv_rn(x.x, by), __fdiv_rn(x.y, by));
-                    *(float2 *)(at[h] + n * 8) = x;
-                }
+                if (tile_place(a, row(t, h)).there && !stays)
+                    v[h].join(o[t], h, old[t][h], fresh[t][h], is_last, s.sum_before[row(t, h)]);
             }
         }
     }
@@ -272,92 +227,29 @@ template <int HD> struct tile_rows {
                 const uint64_t at = tile_entry(a, row(t, h), stretch);
                 if (t == 0 && lane() % 4 == 0)
                     *(float2 *)(a.ml + at * 2) = make_float2(most[t][h], sum[h]);
-#pragma unroll
-                for (int n = 0; n < N; n++)
-                    if (value_of(n) < a.kv.head_dim)
-                        *(float2 *)(a.o + at * a.kv.head_dim + value_of(n)) =
-                            make_float2(o[t][n][2 * h], o[t][n][2 * h + 1]);
+                row_values<N>(a, a.o + at * a.kv.head_dim, first_value()).leave(o[t], h);
             }
     }
 };
 
 /* ---- the kernels ---- */
 
-/* A block's parts. */
-struct tile_parts {
-    uint32_t begin, n, end; /* parts begin to n; cells before end */
-    uint32_t pos, lane;     /* of the span's first row */
-
-    __device__ __forceinline__ tile_parts(const cuda_attend &a)
-    {
-        const cuda_span span = a.spans[a.first_row + blockIdx.y];
-        const cuda_row first = a.kv.rows[span.first_row];
-        pos = first.pos, lane = first.lane, end = pos + span.n_rows;
-        begin = blockIdx.z * a.each * STRETCH;
-        n = (end + CELLS - 1) / CELLS;
-        if (a.each) n = min(n, begin + a.each * STRETCH);
-    }
-    /* Where cells lie, until a stretch after the one that part i is in. */
-    __device__ __forceinline__ void find(const cuda_attend &a, tile_shared &s, uint32_t i) const
-    {
-        const uint32_t stretch = i / STRETCH + 1;
-        if (i % STRETCH == 0)
-            blocks_find(a, lane, stretch * STRETCH_CELLS, end, STRETCH_CELLS,
-                        s.blocks[stretch % 2]);
-    }
-};
-
-template <int HD>
-__device__ __forceinline__ void codes_ask(const cuda_attend &a, const tile_shared &s,
-                                          const tile_parts &parts, uint32_t i)
-{
-    if (i < parts.n) {
-        const tile_part part(s, i, parts.end);
-        tile_codes<HD, true, false>(a, part).ask();
-        tile_codes<HD, true, true>(a, part).ask();
-    }
-    copies_commit();
-}
-
-/* Part i's codes, asked for before, become halves; those of the next one are asked for. */
-template <int HD>
-__device__ __forceinline__ void codes_go_on(const cuda_attend &a, const tile_shared &s,
-                                            const tile_parts &parts, uint32_t i)
-{
-    typedef tile_memory<HD, true, true> memory;
-    copies_wait<0>();
-    if (i < parts.n) {
-        const tile_part part(s, i, parts.end);
-        tile_codes<HD, true, false>(a, part).put(memory::cells(false, i));
-        tile_codes<HD, true, true>(a, part).put(memory::cells(true, i));
-    }
-    codes_ask<HD>(a, s, parts, i + 1);
-}
-
 template <int HD, bool CODES, bool DEEP> struct tile_loop;
 
 template <int HD, bool CODES> struct tile_loop<HD, CODES, true> {
     typedef tile_memory<HD, CODES, true> memory;
 
-    __device__ __forceinline__ static void ask(const cuda_attend &a, const tile_shared &s,
-                                               const tile_parts &parts, uint32_t i)
+    __device__ __forceinline__ static void codes_next(const cuda_attend &a, const tile_shared &s,
+                                                      const tile_parts &parts, uint32_t i)
     {
-        if (CODES) {
-            codes_ask<HD>(a, s, parts, i);
-            return;
-        }
-        if (i < parts.n) {
-            const tile_part part(s, i, parts.end);
-            halves_ask<HD>(a, part, false, memory::cells(false, i));
-            halves_ask<HD>(a, part, true, memory::cells(true, i));
-        }
-        copies_commit();
+        codes_go_on<HD, false>(a, s, parts, i);
+        codes_go_on<HD, true>(a, s, parts, i);
     }
     __device__ __forceinline__ static void begin(const cuda_attend &a, tile_shared &s,
                                                  const tile_parts &parts)
     {
-        ask(a, s, parts, parts.begin);
-        if (CODES) codes_go_on<HD>(a, s, parts, parts.begin);
+        cells_ask_for<HD, CODES>(a, s, parts, parts.begin);
+        if (CODES) codes_next(a, s, parts, parts.begin);
     }
     __device__ __forceinline__ static void part(const cuda_attend &a, tile_shared &s,
                                                 const tile_parts &parts, uint32_t i,
@@ -366,12 +258,12 @@ template <int HD, bool CODES> struct tile_loop<HD, CODES, true> {
         const bool early = threadIdx.x < TILE_THREADS / 2;
         if (!CODES) copies_wait<0>();
         __syncthreads();
-        if (!CODES) ask(a, s, parts, i + 1);
+        if (!CODES) cells_ask_for<HD, false>(a, s, parts, i + 1);
         parts.find(a, s, i);
 #pragma unroll 1
         for (int turn = 0; turn < (CODES ? 2 : 1); turn++) {
             if (CODES && (turn == 0) == early) {
-                codes_go_on<HD>(a, s, parts, i + 1);
+                codes_next(a, s, parts, i + 1);
                 continue;
             }
             rows.weights(a, s, memory::cells(false, i), memory::weights(), i * CELLS, parts.pos);
@@ -482,28 +374,32 @@ __global__ void __launch_bounds__(JOIN_THREADS) tiles_join(const cuda_attend a)
 
 /* ---- launching ---- */
 
-template <int HD, bool CODES, bool DEEP>
-static cudaError_t launch_tiles(cudaStream_t s, const cuda_attend *a)
+template <int HD, bool CODES>
+static cudaError_t launch_tiles(cudaStream_t s, const cuda_attend *a, dim3 grid)
 {
-    uint32_t n = a->each ? (a->stretches + a->each - 1) / a->each : 1;
-    dim3 grid(a->kv.n_kv_heads, a->n_rows, n),
-        join(a->kv.n_kv_heads, a->n_rows, TILE_ROWS / (JOIN_THREADS / WARP));
-    cudaError_t e = launch(s, a->dependent, flash_tiles<HD, CODES, DEEP>, grid, TILE_THREADS,
-                           tile_memory<HD, CODES, DEEP>::bytes, *a);
-    if (e || !a->each) return e;
-    return launch(s, a->dependent, tiles_join, join, JOIN_THREADS, 0, *a);
+    if (a->tiles == CUDA_TILES_DEEP)
+        return launch(s, a->dependent, flash_tiles<HD, CODES, true>, grid, TILE_THREADS,
+                      tile_memory<HD, CODES, true>::bytes, *a);
+    return launch(s, a->dependent, flash_tiles<HD, CODES, false>, grid, TILE_THREADS,
+                  tile_memory<HD, CODES, false>::bytes, *a);
 }
 
-template <int HD> static cudaError_t launch_dim(cudaStream_t s, const cuda_attend *a)
+template <int HD> static cudaError_t launch_dim(cudaStream_t s, const cuda_attend *a, dim3 grid)
 {
-    if (a->kv.k_bits < 16)
-        return a->roomy ? launch_tiles<HD, true, true>(s, a) : launch_tiles<HD, true, false>(s, a);
-    return a->roomy ? launch_tiles<HD, false, true>(s, a) : launch_tiles<HD, false, false>(s, a);
+    return a->kv.k_bits < 16 ? launch_tiles<HD, true>(s, a, grid)
+                             : launch_tiles<HD, false>(s, a, grid);
 }
 
 extern "C" cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda_attend *a)
 {
-    return a->kv.head_dim <= 64 ? launch_dim<64>(s, a) : launch_dim<128>(s, a);
+    const uint32_t n = a->each ? (a->stretches + a->each - 1) / a->each : 1;
+    const dim3 grid(a->kv.n_kv_heads, a->n_rows, n),
+        join(a->kv.n_kv_heads, a->n_rows, TILE_ROWS / (JOIN_THREADS / WARP));
+    cudaError_t e = a->tiles == CUDA_TILES_GROUPS ? launch_tile_groups(s, a, grid)
+                    : a->kv.head_dim <= 64        ? launch_dim<64>(s, a, grid)
+                                                  : launch_dim<128>(s, a, grid);
+    if (e || !a->each) return e;
+    return launch(s, a->dependent, tiles_join, join, JOIN_THREADS, 0, *a);
 }
 
 template <int HD, bool DEEP> static cudaError_t allow_tiles()
@@ -512,12 +408,16 @@ template <int HD, bool DEEP> static cudaError_t allow_tiles()
     return e ? e : allow_shared(flash_tiles<HD, true, DEEP>, tile_memory<HD, true, DEEP>::bytes);
 }
 
-extern "C" cudaError_t cuda_tiles_prepare(bool *roomy)
+extern "C" cudaError_t cuda_tiles_prepare(enum cuda_tiles *best)
 {
+    bool groups;
     cudaError_t e = allow_tiles<64, false>();
     if (!e) e = allow_tiles<128, false>();
-    *roomy =
-        !e && allow_tiles<64, true>() == cudaSuccess && allow_tiles<128, true>() == cudaSuccess;
-    if (!*roomy) (void)cudaGetLastError(); /* more than the card has */
-    return e;
+    if (!e) e = tile_groups_prepare(&groups);
+    if (e) return e;
+    const bool deep =
+        allow_tiles<64, true>() == cudaSuccess && allow_tiles<128, true>() == cudaSuccess;
+    if (!deep) (void)cudaGetLastError(); /* more than the card has */
+    *best = groups ? CUDA_TILES_GROUPS : deep ? CUDA_TILES_DEEP : CUDA_TILES_NEAR;
+    return cudaSuccess;
 }
