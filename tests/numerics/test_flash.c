@@ -299,9 +299,10 @@ int main(void)
 {
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) return 77;
-    bool roomy, overlaps;
+    enum cuda_many many;
+    bool overlaps;
     uint32_t dim_max;
-    if (cuda_product_prepare(&roomy, &overlaps) || cuda_flash_prepare(&dim_max) ||
+    if (cuda_product_prepare(&many, &overlaps) || cuda_flash_prepare(&dim_max) ||
         cuda_tiles_prepare(&tiles_best))
         return 1;
     Suite *s = suite_create("flash");

@@ -151,7 +151,7 @@ struct backend {
     struct cuda_passing passing;
 
     bool overlaps; /* a kernel may begin while the one before it ends */
-    bool roomy;    /* of struct cuda_product */
+    enum cuda_many many;
     enum cuda_tiles tiles;
     uint32_t multiprocessors;
     bool flash, flash_tiles;   /* attention by tensor cores; also of spans */

@@ -8,8 +8,8 @@
 #include "workerd/cuda/kernels.h"
 #include "workerd/cuda/machine.cuh"
 
-/* Codes of token rows lie as the fragments of mma's B (kernels.h): of eight rows and a piece of 64
- * values together. Of one token row: */
+/* Codes of token rows lie as matrices of eight rows by 16 bytes (kernels.h): of eight rows and a
+ * piece of 64 values together. Of one token row: */
 struct row_codes {
     int8_t *at; /* of its first piece */
 
@@ -20,8 +20,7 @@ struct row_codes {
     /* Value i of block b; four consecutive ones from a multiple of four on lie together. */
     __device__ __forceinline__ int8_t *code(uint32_t b, uint32_t i) const
     {
-        return at + (uint64_t)(b / 2) * CUDA_X_BYTES + (r * 4 + i % 16 / 4) * 16 + b % 2 * 8 +
-               i / 16 * 4 + i % 4;
+        return at + (uint64_t)(b / 2) * CUDA_X_BYTES + b % 2 * 256 + i / 16 * 128 + r * 16 + i % 16;
     }
     /* Of block b: what its codes are multiplied with, and their sum. */
     __device__ __forceinline__ void scale_write(uint32_t b, float d, int sum) const

@@ -40,7 +40,7 @@ template <int PACK, int M, int NT> struct feed {
     const uint8_t *w[M], *x;
     uint64_t w_tile, x_tile; /* bytes from 16 outputs, or eight rows, to the next */
     int lane;
-    bool rows[NT]; /* whether this lane's row is there */
+    bool rows[NT]; /* whether the row that this lane brings is there */
 
     __device__ __forceinline__ feed(const cuda_product &a, const tile_place &p, uint32_t row0,
                                     uint32_t first, int lane)
@@ -57,7 +57,7 @@ template <int PACK, int M, int NT> struct feed {
             lane * 16;
 #pragma unroll
         for (int n = 0; n < NT; n++)
-            rows[n] = row0 + n * CUDA_X_ROWS + lane / 4 < a.n_rows;
+            rows[n] = row0 + n * CUDA_X_ROWS + lane % 8 < a.n_rows;
     }
     __device__ __forceinline__ void ask_weights(uint8_t *slot, int matrix, uint32_t i) const
     {

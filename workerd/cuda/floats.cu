@@ -72,10 +72,12 @@ extern "C" cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_prod
 extern "C" cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_product *a)
 {
     if (a->pack == CUDA_F16 || a->pack == CUDA_F32) return cuda_launch_floats(s, a);
-    return a->n_rows <= FEW_ROWS || !a->roomy ? cuda_launch_few(s, a) : cuda_launch_many(s, a);
+    if (a->n_rows <= FEW_ROWS || a->many == CUDA_MANY_NOT) return cuda_launch_few(s, a);
+    if (a->many == CUDA_MANY_GROUPS && a->pack == CUDA_Q8_0) return cuda_launch_many_groups(s, a);
+    return cuda_launch_many(s, a);
 }
 
-extern "C" cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps)
+extern "C" cudaError_t cuda_product_prepare(enum cuda_many *best, bool *overlaps)
 {
     cudaFuncAttributes of;
     cudaError_t e = cudaFuncGetAttributes(&of, floats<CUDA_F16>);
@@ -83,5 +85,5 @@ extern "C" cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps)
     if (e) return e;
     /* Of the code that was compiled, not of the card: older PTX holds no wait. */
     *overlaps = of.ptxVersion >= 90;
-    return cuda_many_prepare(roomy);
+    return cuda_many_prepare(best);
 }

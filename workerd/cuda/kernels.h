@@ -38,25 +38,35 @@ enum {
     CUDA_NOT_RESIDENT = -1,
 };
 
-/* A quantised matrix is repacked when it is loaded, into the fragments of mma.m16n8k32's A: pieces
- * of 16 outputs by 64 k, [outputs / 16][k / 64][bytes], padded with zeros to whole tiles and
- * pieces. Lane l has the outputs l / 4 and l / 4 + 8, and k 4 (l % 4) to + 3, and the same from 16
- * on. Q8_0  codes [block][lane][k half][output half][4], then scales f16 [l / 4][block][output
- * half] Q4_0  codes [lane][block][output half][4]: low nibbles k 0-15, high nibbles k 16-31; scales
+/* A quantised matrix is repacked when it is loaded, into pieces of 16 outputs by 64 k,
+ * [outputs / 16][k / 64][bytes], padded with zeros to whole tiles and pieces. Of 4 bits they are
+ * the fragments of mma.m16n8k32's A, where lane l has the outputs l / 4 and l / 4 + 8, and k
+ * 4 (l % 4) to + 3, and the same from 16 on; of 8 bits the matrices of eight rows by 16 bytes that
+ * ldmatrix makes fragments of, and wgmma reads as its A.
+ *   Q8_0  of each half of the outputs: codes [block][k half][output][16], then scales f16
+ *         [output][block]
+ *   Q4_0  codes [lane][block][output half][4]: low nibbles k 0-15, high nibbles k 16-31; scales
+ *         f16 [l / 4][block][output half]
  *   Q4_1  likewise; scales d, then as many m
  *   F16, F32  [row][n_in] */
 enum cuda_pack { CUDA_Q4_0, CUDA_Q4_1, CUDA_Q8_0, CUDA_F16, CUDA_F32 };
 
-enum { CUDA_Q4_0_BYTES = 512 + 64, CUDA_Q4_1_BYTES = 512 + 128, CUDA_Q8_0_BYTES = 1024 + 64 };
+enum {
+    CUDA_Q4_0_BYTES = 512 + 64,
+    CUDA_Q4_1_BYTES = 512 + 128,
+    CUDA_Q8_0_HALF = 512 + 32,
+    CUDA_Q8_0_BYTES = 2 * CUDA_Q8_0_HALF
+};
 
 struct cuda_matrix {
     const void *codes;
     uint32_t n_out, n_in;
 };
 
-/* Rows of activations: float32, and int8 codes in the fragments of mma.m16n8k32's B: pieces of
- * eight rows by 64 k, [rows / 8][k / 64][CUDA_X_BYTES]. Lane l has row l / 4 and the k of A's:
- *   codes [lane][block][k half][4], scales f32 [row / 2][block][row % 2], sums of the codes int32
+/* Rows of activations: float32, and int8 codes in pieces of eight rows by 64 k,
+ * [rows / 8][k / 64][CUDA_X_BYTES]: what ldmatrix makes fragments of mma's B of, and wgmma reads as
+ * its B, in matrices of eight rows by 16 bytes:
+ *   codes [block][k half][row][16], scales f32 [row / 2][block][row % 2], sums of the codes int32
  *   likewise */
 struct cuda_rows {
     float *f;
@@ -100,13 +110,21 @@ struct cuda_kv {
  * two matrices are of different types. */
 enum cuda_epilogue { CUDA_STORE, CUDA_ADD, CUDA_QKV, CUDA_GATE, CUDA_GATED };
 
+/* How products of many rows are computed, with the same bits. A card that can do one can do those
+ * before it. */
+enum cuda_many {
+    CUDA_MANY_NOT,    /* few.cu does it all */
+    CUDA_MANY_WARPS,  /* many.cu */
+    CUDA_MANY_GROUPS, /* many_groups.cu; of Q8_0 */
+};
+
 struct cuda_product {
     uint32_t pack, epilogue; /* of all matrices */
     uint32_t n_rows, n_matrices;
     struct cuda_matrix m[3]; /* CUDA_GATE: gate, up */
     uint32_t part[3];        /* CUDA_QKV: 0 q, 1 k, 2 v */
     uint32_t dependent;      /* programmatic dependent launch */
-    uint32_t roomy;          /* the card has room for many.cu */
+    enum cuda_many many;     /* what the card can do */
     uint32_t scaled; /* x's codes are of x w, to be divided by the root of its mean square */
     float eps;       /* of that */
     struct cuda_rows x, y;
@@ -263,10 +281,10 @@ cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a);
 cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_argmax *a);
 cudaError_t cuda_launch_sample(cudaStream_t s, const struct cuda_sample *a);
 cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
-/* Once a device, before the first launch. *roomy: of struct cuda_product; *overlaps: the kernels
- * are of sm_90 and wait for what they depend on themselves; *dim_max: the longest heads of
+/* Once a device, before the first launch. *best: of struct cuda_product; *overlaps: the kernels are
+ * of sm_90 and wait for what they depend on themselves; *dim_max: the longest heads of
  * cuda_launch_flash. */
-cudaError_t cuda_product_prepare(bool *roomy, bool *overlaps);
+cudaError_t cuda_product_prepare(enum cuda_many *best, bool *overlaps);
 cudaError_t cuda_flash_prepare(uint32_t *dim_max);
 cudaError_t cuda_tiles_prepare(enum cuda_tiles *best);
 
@@ -278,10 +296,12 @@ cudaError_t cuda_launch_trap(cudaStream_t s);
 /* Parts of cuda_launch_product. */
 cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_product *a);
+cudaError_t cuda_launch_many_groups(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_choose(cudaStream_t s, const struct cuda_sample *a); /* of _sample */
 cudaError_t cuda_few_prepare(void);
-cudaError_t cuda_many_prepare(bool *roomy);
+cudaError_t cuda_many_prepare(enum cuda_many *best);
+bool cuda_many_groups_prepare(void); /* whether the card can do it */
 
 #ifdef __cplusplus
 }

@@ -437,7 +437,7 @@ static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue ep
     a->n_matrices = 1;
     a->m[0] = w->m;
     a->dependent = dependent(b);
-    a->roomy = b->roomy;
+    a->many = b->many;
     a->scaled = x->scaled && !is_float(w);
     a->eps = b->want.eps;
     a->x = x->rows;

@@ -4,74 +4,21 @@
  * cores (two for each integer sum of 32 products), of which a multiprocessor makes four a cycle for
  * all lanes of a warp. The arithmetic is product.cuh's.
  *
- * A block of threads makes 128 outputs (CUDA_GATE: 64 of each matrix) of 128 token rows; a warp 32
- * by 32 of them, all of k, two pieces between barriers: sixteen warps, since with eight of 64 by 32
- * a scheduler waits half of its cycles. When a range of k ends its sums are added
- * to those of the ranges before, each thread its own, in shared memory: registers hold one set.
- * Tiles past the last repeat it and are not kept.
+ * Of a block's tile (many.cuh) a warp makes 32 by 32, all of k, two pieces between barriers:
+ * sixteen warps, since with eight of 64 by 32 a scheduler waits half of its cycles.
  */
-#include "workerd/cuda/product.cuh"
+#include "workerd/cuda/many.cuh"
 
-enum {
-    THREADS = 512,
-    OUTS = 128,
-    ROWS = 128,
-    OUT_TILES = OUTS / 16,
-    ROW_TILES = ROWS / CUDA_X_ROWS,
-    SLOTS = 6, /* pieces: two are multiplied, two on their way, two just read */
-    TOTALS_BYTES = OUTS * ROWS * 4,
-    OUT_STRIDE = OUTS + 4, /* rows of a warp's sums in different banks */
-};
+enum { SLOTS = 6 }; /* pieces: two are multiplied, two on their way, two just read */
 
-template <int PACK> constexpr __host__ __device__ int slot_bytes()
-{
-    return OUT_TILES * piece<PACK>::bytes + ROW_TILES * CUDA_X_BYTES;
-}
 template <int PACK> constexpr __host__ __device__ int shared_bytes()
 {
     return TOTALS_BYTES + SLOTS * slot_bytes<PACK>();
 }
 
-/* Of one warp: the eight token rows and the half of 16 outputs' weights that it brings. */
-template <int PACK, int M> struct feed {
-    const uint8_t *w, *x;
-    int w_at, x_at, lane;
-
-    __device__ __forceinline__ feed(const cuda_product &a, const tile_place &p, uint32_t row0,
-                                    int warp, int lane)
-        : lane(lane)
-    {
-        const uint64_t n_pieces = a.x.k_pad / CUDA_PIECE;
-        const int each = OUT_TILES / M, t = warp / 2, half = warp % 2 * (piece<PACK>::bytes / 2);
-        const cuda_matrix &m = a.m[p.matrix + t / each];
-        const uint32_t tile = min(p.first / 16 + t % each, (m.n_out - 1) / 16);
-        w = (const uint8_t *)m.codes + tile * n_pieces * piece<PACK>::bytes + half + lane * 16;
-        w_at = t * piece<PACK>::bytes + half + lane * 16;
-        x_at = OUT_TILES * piece<PACK>::bytes + warp * CUDA_X_BYTES + lane * 16;
-        uint32_t eight = min(row0 / CUDA_X_ROWS + warp, (a.n_rows - 1) / CUDA_X_ROWS);
-        x = (const uint8_t *)a.x.q + eight * n_pieces * CUDA_X_BYTES + lane * 16;
-    }
-    __device__ __forceinline__ void ask_weights(uint8_t *slot, uint32_t i) const
-    {
-        const uint8_t *from = w + (uint64_t)i * piece<PACK>::bytes;
-        const int bytes = piece<PACK>::bytes / 2;
-#pragma unroll
-        for (int at = 0; at < bytes; at += WARP * 16)
-            if (at + WARP * 16 <= bytes || at + lane * 16 < bytes)
-                copy16(slot + w_at + at, from + at);
-    }
-    __device__ __forceinline__ void ask_rows(uint8_t *slot, uint32_t i) const
-    {
-        const uint8_t *from = x + (uint64_t)i * CUDA_X_BYTES;
-        uint8_t *to = slot + x_at;
-        copy16(to, from);
-        if (lane < (PACK == CUDA_Q8_0 ? 4 : 8)) copy16(to + 512, from + 512);
-    }
-};
-
 template <int PACK>
 __device__ __forceinline__ void piece_add(const uint8_t *slot, int warp, int lane,
-                                          float acc[2][4][4])
+                                          float acc[SUMS][4])
 {
     const uint8_t *from = slot + warp / 4 * 2 * piece<PACK>::bytes;
     const uint8_t *rows = slot + OUT_TILES * piece<PACK>::bytes + warp % 4 * 4 * CUDA_X_BYTES;
@@ -87,56 +34,14 @@ __device__ __forceinline__ void piece_add(const uint8_t *slot, int warp, int lan
         for (int b = 0; b < 2; b++)
 #pragma unroll
             for (int m = 0; m < 2; m++)
-                block_add<PACK>(w[m], x, b, acc[m][n]);
+                block_add<PACK>(w[m], x, b, acc[m * 4 + n]);
     }
 }
-
-/* The sums of the ranges so far, of this thread. */
-struct totals {
-    float4 *at;
-    bool some;
-
-    __device__ __forceinline__ void add(float acc[2][4][4])
-    {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float *v = acc[i / 4][i % 4];
-            float4 t = some ? at[i * THREADS] : make_float4(0, 0, 0, 0);
-            v[0] = t.x + v[0], v[1] = t.y + v[1], v[2] = t.z + v[2], v[3] = t.w + v[3];
-        }
-    }
-    __device__ __forceinline__ void keep(float acc[2][4][4])
-    {
-        add(acc);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float *v = acc[i / 4][i % 4];
-            at[i * THREADS] = make_float4(v[0], v[1], v[2], v[3]);
-            v[0] = v[1] = v[2] = v[3] = 0;
-        }
-        some = true;
-    }
-};
-
-/* Where the range that has piece i ends. */
-struct range_walk {
-    uint32_t n_pieces, r, end;
-
-    __device__ __forceinline__ explicit range_walk(uint32_t n) : n_pieces(n), r(0), end(0)
-    {
-        past(0);
-    }
-    __device__ __forceinline__ void past(uint32_t i)
-    {
-        while (end <= i)
-            end = range_begin(n_pieces, ++r);
-    }
-};
 
 template <int PACK, int M>
 __device__ __forceinline__ void tile_sum(const cuda_product &a, const tile_place &place,
                                          uint32_t row0, uint8_t *shared, int warp, int lane,
-                                         float acc[2][4][4])
+                                         float acc[SUMS][4])
 {
     const uint32_t n = a.x.k_pad / CUDA_PIECE;
     const int slot = slot_bytes<PACK>();
@@ -179,7 +84,7 @@ __device__ __forceinline__ void tile_sum(const cuda_product &a, const tile_place
     total.add(acc);
 }
 
-__device__ __forceinline__ void tile_write(float *out, int warp, int lane, const float acc[2][4][4])
+__device__ __forceinline__ void tile_write(float *out, int warp, int lane, const float acc[SUMS][4])
 {
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -189,41 +94,8 @@ __device__ __forceinline__ void tile_write(float *out, int warp, int lane, const
             for (int k = 0; k < 4; k++) {
                 int row = warp % 4 * 32 + n * 8 + lane % 4 * 2 + k % 2;
                 int o = warp / 4 * 32 + m * 16 + lane / 4 + k / 2 * 8;
-                out[row * OUT_STRIDE + o] = acc[m][n][k];
+                out[row * OUT_STRIDE + o] = acc[m * 4 + n][k];
             }
-}
-
-/* A lane has four outputs of AHEAD rows at a time, 32 lanes those of M rows. */
-template <int M>
-__device__ __forceinline__ void rows_write(const cuda_product &a, const tile_place &place,
-                                           uint32_t row0, const float *out, const float *scales)
-{
-    const int AHEAD = 4, lanes = OUTS / M / 4, step = THREADS / lanes;
-    const uint32_t of = threadIdx.x % lanes * 4, n = min(a.n_rows - row0, (uint32_t)ROWS);
-    for (uint32_t t0 = 0; t0 < n; t0 += step * AHEAD) {
-        before b[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const uint32_t t = t0 + i * step + threadIdx.x / lanes, at = min(t, n - 1);
-            b[i] = read_before(a, place.matrix, place.first + of, row0 + at, scales[at]);
-            if (t >= n) b[i].there = false, b[i].host = b[i].resident = nullptr;
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const uint32_t at = min(t0 + i * step + threadIdx.x / lanes, n - 1);
-            const float4 *v = (const float4 *)(out + at * OUT_STRIDE + of);
-            epilogue(a, place.matrix, place.first + of, row0 + at, b[i], v[0],
-                     v[M == 2 ? OUTS / 8 : 0]);
-        }
-    }
-}
-
-__device__ __forceinline__ void scales_read(const cuda_product &a, uint32_t row0, float *scales)
-{
-    for (uint32_t t = threadIdx.x / 8; t < ROWS; t += THREADS / 8) {
-        float s = row_scale(a, min(row0 + t, a.n_rows - 1));
-        if (threadIdx.x % 8 == 0) scales[t] = s;
-    }
 }
 
 template <int PACK, int M> __global__ void __launch_bounds__(THREADS, 1) many(const cuda_product a)
@@ -234,7 +106,7 @@ template <int PACK, int M> __global__ void __launch_bounds__(THREADS, 1) many(co
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint32_t row0 = blockIdx.x * ROWS;
     const tile_place place = place_of(a, blockIdx.y, OUTS / M);
-    float acc[2][4][4] = {};
+    float acc[SUMS][4] = {};
     tile_sum<PACK, M>(a, place, row0, shared, warp, lane, acc);
     scales_read(a, row0, scales);
     __syncthreads();
@@ -263,22 +135,21 @@ extern "C" cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_produc
     return by_matrices<CUDA_Q8_0>(s, a);
 }
 
-template <int PACK> static cudaError_t allow(bool *roomy)
+template <int PACK> static cudaError_t allow()
 {
     cudaError_t e = allow_shared(many<PACK, 1>, shared_bytes<PACK>());
-    if (!e) e = allow_shared(many<PACK, 2>, shared_bytes<PACK>());
-    if (e == cudaErrorInvalidValue) { /* more than the card has: few.cu does it all */
-        (void)cudaGetLastError();
-        *roomy = false;
-        e = cudaSuccess;
-    }
-    return e;
+    return e ? e : allow_shared(many<PACK, 2>, shared_bytes<PACK>());
 }
 
-extern "C" cudaError_t cuda_many_prepare(bool *roomy)
+extern "C" cudaError_t cuda_many_prepare(enum cuda_many *best)
 {
-    *roomy = true;
-    cudaError_t e = allow<CUDA_Q4_0>(roomy);
-    if (!e) e = allow<CUDA_Q4_1>(roomy);
-    return e ? e : allow<CUDA_Q8_0>(roomy);
+    cudaError_t e = allow<CUDA_Q4_0>();
+    if (!e) e = allow<CUDA_Q4_1>();
+    if (!e) e = allow<CUDA_Q8_0>();
+    *best = e ? CUDA_MANY_NOT : cuda_many_groups_prepare() ? CUDA_MANY_GROUPS : CUDA_MANY_WARPS;
+    if (e == cudaErrorInvalidValue) { /* more than the card has */
+        (void)cudaGetLastError();
+        return cudaSuccess;
+    }
+    return e;
 }

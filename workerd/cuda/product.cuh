@@ -26,7 +26,6 @@ template <int PACK> struct piece {
     static const int bytes = PACK == CUDA_Q8_0   ? CUDA_Q8_0_BYTES
                              : PACK == CUDA_Q4_1 ? CUDA_Q4_1_BYTES
                                                  : CUDA_Q4_0_BYTES;
-    static const int scales = PACK == CUDA_Q8_0 ? 1024 : 512;
 };
 
 /* A lane's part of 16 outputs by 64 k. [block][...][output half] */
@@ -37,11 +36,10 @@ template <int PACK> struct weights {
     __device__ __forceinline__ void read(const uint8_t *at, int lane)
     {
         if (PACK == CUDA_Q8_0) {
-#pragma unroll
-            for (int b = 0; b < 2; b++) {
-                uint4 v = *(const uint4 *)(at + b * 512 + lane * 16);
-                a[b][0] = v.x, a[b][1] = v.y, a[b][2] = v.z, a[b][3] = v.w;
-            }
+            const uint8_t *row =
+                at + lane / 8 % 2 * CUDA_Q8_0_HALF + lane / 16 * 128 + lane % 8 * 16;
+            load_matrices(a[0], row);
+            load_matrices(a[1], row + 256);
         } else {
             uint4 v = *(const uint4 *)(at + lane * 16);
             const uint32_t w[2][2] = {
@@ -56,8 +54,22 @@ template <int PACK> struct weights {
                     a[b][2 + i] = w[b][i] >> 4 & 0x0f0f0f0f;
                 }
         }
-        halves(at + piece<PACK>::scales + lane / 4 * 8, d);
-        if (PACK == CUDA_Q4_1) halves(at + piece<PACK>::scales + 64 + lane / 4 * 8, m);
+        read_scales(at, lane);
+    }
+
+    __device__ __forceinline__ void read_scales(const uint8_t *at, int lane)
+    {
+        if (PACK == CUDA_Q8_0) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint8_t *of = at + i * CUDA_Q8_0_HALF + 512 + lane / 4 * 4;
+                float2 x = __half22float2(*(const __half2 *)of);
+                d[0][i] = x.x, d[1][i] = x.y;
+            }
+        } else {
+            halves(at + 512 + lane / 4 * 8, d);
+            if (PACK == CUDA_Q4_1) halves(at + 512 + 64 + lane / 4 * 8, m);
+        }
 #pragma unroll
         for (int b = 0; b < 2; b++)
 #pragma unroll
@@ -83,9 +95,10 @@ template <int PACK> struct codes {
 
     __device__ __forceinline__ void read(const uint8_t *at, int lane)
     {
-        uint4 v = *(const uint4 *)(at + lane * 16);
+        uint32_t v[4];
+        load_matrices(v, at + lane * 16);
         float4 s = *(const float4 *)(at + CUDA_X_SCALES + lane % 4 * 16);
-        b[0][0] = v.x, b[0][1] = v.y, b[1][0] = v.z, b[1][1] = v.w;
+        b[0][0] = v[0], b[0][1] = v[1], b[1][0] = v[2], b[1][1] = v[3];
         d[0][0] = s.x, d[0][1] = s.y, d[1][0] = s.z, d[1][1] = s.w;
         int4 n = make_int4(0, 0, 0, 0);
         if (PACK != CUDA_Q8_0) n = *(const int4 *)(at + CUDA_X_SUMS + lane % 4 * 16);

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(ROW_THREADS) lookup(const cuda_lookup a)
         a.y.f[(uint64_t)blockIdx.x * a.y.width + i] = value_of(a.type, row, i);
 }
 
-/* Where byte k of block b of output `row` lies (of four bits: k and k + 16), and its scale. */
+/* The piece of block b of output `row`. */
 __device__ __forceinline__ uint64_t piece_at(const cuda_repack &a, uint32_t row, uint32_t b)
 {
     uint64_t n_pieces = (a.n_in + CUDA_PIECE - 1) / CUDA_PIECE;
@@ -120,12 +120,22 @@ __device__ __forceinline__ uint64_t piece_at(const cuda_repack &a, uint32_t row,
                                             : a.pack == CUDA_Q4_1 ? CUDA_Q4_1_BYTES
                                                                   : CUDA_Q4_0_BYTES);
 }
+/* Where byte k of the block (of four bits: k and k + 16) lies there. */
 __device__ __forceinline__ uint32_t code_in_piece(const cuda_repack &a, uint32_t row, uint32_t b,
                                                   uint32_t k)
 {
     uint32_t lane = row % 8 * 4 + k % 16 / 4, half = row % 16 / 8;
-    return a.pack == CUDA_Q8_0 ? b % 2 * 512 + lane * 16 + k / 16 * 8 + half * 4 + k % 4
-                               : lane * 16 + b % 2 * 8 + half * 4 + k % 4;
+    if (a.pack == CUDA_Q8_0)
+        return half * CUDA_Q8_0_HALF + b % 2 * 256 + k / 16 * 128 + row % 8 * 16 + k % 16;
+    return lane * 16 + b % 2 * 8 + half * 4 + k % 4;
+}
+/* Likewise its scale, or of two the one of that number. */
+__device__ __forceinline__ uint32_t scale_in_piece(const cuda_repack &a, uint32_t row, uint32_t b,
+                                                   uint32_t number)
+{
+    uint32_t half = row % 16 / 8;
+    if (a.pack == CUDA_Q8_0) return half * CUDA_Q8_0_HALF + 512 + row % 8 * 4 + b % 2 * 2;
+    return 512 + number * 64 + row % 8 * 8 + b % 2 * 4 + half * 2;
 }
 
 /* A block of threads repacks one row. Padding is there already. */
@@ -143,7 +153,7 @@ __global__ void __launch_bounds__(ROW_THREADS) repack(const cuda_repack a)
         }
         return;
     }
-    const uint32_t code_bytes = a.pack == CUDA_Q8_0 ? 32 : 16, codes = 32 * code_bytes;
+    const uint32_t code_bytes = a.pack == CUDA_Q8_0 ? 32 : 16;
     const uint32_t scales = a.pack == CUDA_Q4_1 ? 2 : 1;
     for (uint32_t i = threadIdx.x; i < n_blocks * code_bytes; i += ROW_THREADS) {
         uint32_t b = i / code_bytes, k = i % code_bytes;
@@ -153,8 +163,8 @@ __global__ void __launch_bounds__(ROW_THREADS) repack(const cuda_repack a)
     for (uint32_t i = threadIdx.x; i < n_blocks * scales; i += ROW_THREADS) {
         uint32_t b = i / scales;
         const uint8_t *at = from + (uint64_t)b * block_bytes(a.type) + i % scales * 2;
-        uint8_t *to = (uint8_t *)a.codes + piece_at(a, row, b) + codes + i % scales * 64 +
-                      row % 8 * 8 + b % 2 * 4 + row % 16 / 8 * 2;
+        uint8_t *to =
+            (uint8_t *)a.codes + piece_at(a, row, b) + scale_in_piece(a, row, b, i % scales);
         *(uint16_t *)to = (uint16_t)(at[0] | at[1] << 8);
     }
 }

@@ -28,6 +28,14 @@ __device__ __forceinline__ uint64_t matrix_at(const void *p, uint32_t slab_bytes
            (uint64_t)(SWIZZLE_BYTES >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+/* Of codes in shared memory, in matrices of eight rows by 16 bytes: 16 bytes more of k are the next
+ * matrix, eight rows more `next_rows` bytes on. */
+__device__ __forceinline__ uint64_t codes_at(const void *p, uint32_t next_rows)
+{
+    return (uint64_t)(shared_address(p) >> 4) | (uint64_t)(128 >> 4) << 16 |
+           (uint64_t)(next_rows >> 4) << 32;
+}
+
 #define REGISTERS_32                                                                               \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
     "%25,%26,%27,%28,%29,%30,%31"
@@ -40,6 +48,7 @@ __device__ __forceinline__ uint64_t matrix_at(const void *p, uint32_t slab_bytes
 #define SUMS_64(way) SUMS_32(way), SUMS_16(way, 8), SUMS_16(way, 12)
 #define SUM_MADE "=f"
 #define SUM_ADDED "+f"
+#define SUM_COUNTED "=r"
 #define WGMMA(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 "
 
 /* d (+)= A B: 128 columns; k 16; A's rows and B's columns are rows in shared memory. FIRST: what
@@ -79,6 +88,19 @@ __device__ __forceinline__ void group_product_across(float d[N][4], const uint32
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+/* d = A B of codes: 64 columns, k 32. */
+__device__ __forceinline__ void group_product_s8(int d[8][4], uint64_t a, uint64_t b)
+{
+    asm volatile("{\n"
+                 ".reg .pred more;\n"
+                 "setp.ne.b32 more, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {" REGISTERS_32
+                 "}, %32, %33, more;\n"
+                 "}"
+                 : SUMS_32(SUM_COUNTED)
+                 : "l"(a), "l"(b));
+}
+
 /* Registers of this warp that products will use are ready. */
 __device__ __forceinline__ void group_begin()
 {
@@ -98,12 +120,46 @@ template <int N> __device__ __forceinline__ void group_wait(float d[N][4])
         for (int i = 0; i < 4; i++)
             asm volatile("" : "+f"(d[n][i]));
 }
+template <int N> __device__ __forceinline__ void group_wait(int d[N][4])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            asm volatile("" : "+r"(d[n][i]));
+}
 
 /* What this thread wrote into shared memory is there for the tensor cores, after the next barrier.
  */
 __device__ __forceinline__ void group_publish()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* A barrier's phase ends when `count` have arrived; what they had written is seen by who waits. */
+__device__ __forceinline__ void phase_init(uint64_t *barrier, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(count)
+                 : "memory");
+}
+__device__ __forceinline__ void phase_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+/* Returns when the phase of this parity (0: the first) has ended. */
+__device__ __forceinline__ void phase_wait(uint64_t *barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n"
+                 "}" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
 }
 
 #endif
