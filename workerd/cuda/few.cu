@@ -28,10 +28,14 @@ template <int PACK, int NT> constexpr __host__ __device__ int slots()
     const int n = SHARED_BYTES / (CUDA_RANGES * slot_bytes<PACK, NT>());
     return n > SLOTS_MAX ? SLOTS_MAX : n;
 }
-template <int PACK, int NT> constexpr __host__ __device__ int shared_bytes()
+template <int NT> constexpr __host__ __device__ int sums_values()
+{
+    return CUDA_RANGES * NT * CUDA_X_ROWS * OUT_STRIDE;
+}
+template <int PACK, int M, int NT> constexpr __host__ __device__ int shared_bytes()
 {
     const int ring = CUDA_RANGES * slots<PACK, NT>() * slot_bytes<PACK, NT>();
-    const int sums = CUDA_RANGES * NT * CUDA_X_ROWS * OUT_STRIDE * 4;
+    const int sums = M * sums_values<NT>() * 4;
     return ring > sums ? ring : sums;
 }
 
@@ -125,17 +129,12 @@ template <int NT> __device__ __forceinline__ float4 sums_read(const float *sums,
     return v;
 }
 
-/* Item i is matrix i % M of piece i / M; the rows come with the first matrix. */
+/* Item i is matrix i % M of piece i / M; the rows come with the first matrix. Of n pieces the
+ * ring's first are asked for, the weights before the predecessor ends. */
 template <int PACK, int M, int NT>
-__device__ __forceinline__ void range_sum(const cuda_product &a, const tile_place &place,
-                                          uint32_t row0, uint8_t *ring, int warp, int lane,
-                                          float acc[M][2][NT][4])
+__device__ __forceinline__ void ring_fill(const feed<PACK, M, NT> &f, uint8_t *ring, uint32_t n)
 {
     const int D = slots<PACK, NT>(), slot = slot_bytes<PACK, NT>();
-    const uint32_t n_pieces = a.x.k_pad / CUDA_PIECE, first = range_begin(n_pieces, warp);
-    const uint32_t n = range_begin(n_pieces, warp + 1) - first;
-    const feed<PACK, M, NT> f(a, place, row0, first, lane);
-    codes<PACK> x[NT];
 #pragma unroll
     for (int i = 0; i < D; i++)
         if (i / M < n) f.ask_weights(ring + i * slot, i % M, i / M);
@@ -145,6 +144,14 @@ __device__ __forceinline__ void range_sum(const cuda_product &a, const tile_plac
         if (i % M == 0 && i / M < n) f.ask_rows(ring + i * slot, i / M);
         copies_commit();
     }
+}
+
+template <int PACK, int M, int NT>
+__device__ __forceinline__ void range_sum(const feed<PACK, M, NT> &f, uint8_t *ring, uint32_t n,
+                                          int lane, float acc[M][2][NT][4])
+{
+    const int D = slots<PACK, NT>(), slot = slot_bytes<PACK, NT>();
+    codes<PACK> x[NT];
     for (uint32_t i = 0, at = 0; i < n; i++)
 #pragma unroll
         for (int m = 0; m < M; m++, at = at + 1 == D ? 0 : at + 1) {
@@ -175,26 +182,34 @@ __global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint32_t row0 = blockIdx.x * NT * CUDA_X_ROWS;
     const tile_place place = place_of(a, blockIdx.y, CUDA_TILE);
-    float acc[M][2][NT][4] = {};
-    const int ring_bytes = slots<PACK, NT>() * slot_bytes<PACK, NT>();
-    range_sum<PACK, M, NT>(a, place, row0, shared + warp * ring_bytes, warp, lane, acc);
-    /* A warp that has no rows leaves after the barriers. */
-    const bool busy = warp < NT * 2;
+    const uint32_t n_pieces = a.x.k_pad / CUDA_PIECE, first = range_begin(n_pieces, warp);
+    const uint32_t n = range_begin(n_pieces, warp + 1) - first;
+    uint8_t *ring = shared + warp * slots<PACK, NT>() * slot_bytes<PACK, NT>();
+    const feed<PACK, M, NT> f(a, place, row0, first, lane);
+    ring_fill(f, ring, n);
+    /* A warp that has no rows leaves after the barriers. What the others need then is asked for now
+     * where there are registers for it. */
+    const bool busy = warp < NT * 2, early = NT == 1;
     const uint32_t token = threadIdx.x / 8 % (NT * 8), of = threadIdx.x % 8 * 4;
     const uint32_t out = place.first + of, row = min(row0 + token, a.n_rows - 1);
     before b;
-    if (busy) b = read_before(a, place.matrix, out, row, row_scale(a, row));
+    if (early && busy) b = read_before(a, place.matrix, out, row, row_scale(a, row));
+    float acc[M][2][NT][4] = {};
+    range_sum(f, ring, n, lane, acc);
+    if (!early && busy) b = read_before(a, place.matrix, out, row, row_scale(a, row));
     if (busy && row0 + token >= a.n_rows) b.there = false, b.host = b.resident = nullptr;
     float *sums = (float *)shared;
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        sums_write<NT>(sums + m * sums_values<NT>(), warp, lane, acc[m]);
+    __syncthreads();
+    if (!busy) return;
     float4 v[M];
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        __syncthreads();
-        sums_write<NT>(sums, warp, lane, acc[m]);
-        __syncthreads();
-        if (busy) v[m] = sums_read<NT>(sums, token, of);
-    }
-    if (busy) epilogue(a, place.matrix, out, row, b, v[0], v[M - 1]);
+    for (int m = 0; m < M; m++)
+        v[m] = sums_read<NT>(sums + m * sums_values<NT>(), token, of);
+    epilogue(a, place.matrix, out, row, b, v[0], v[M - 1]);
 }
 
 template <int PACK, int M, int NT>
@@ -202,7 +217,8 @@ static cudaError_t launch_few(cudaStream_t s, const cuda_product *a)
 {
     /* Row tiles go fastest: those of the same weights run together and share them in the L2. */
     dim3 grid((a->n_rows + NT * 8 - 1) / (NT * 8), tiles_of(a, CUDA_TILE));
-    return launch(s, a->dependent, few<PACK, M, NT>, grid, THREADS, shared_bytes<PACK, NT>(), *a);
+    return launch(s, a->dependent, few<PACK, M, NT>, grid, THREADS, shared_bytes<PACK, M, NT>(),
+                  *a);
 }
 
 template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda_product *a)
@@ -226,7 +242,7 @@ extern "C" cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product
 
 template <int PACK, int M, int NT> static cudaError_t allow()
 {
-    return allow_shared(few<PACK, M, NT>, shared_bytes<PACK, NT>());
+    return allow_shared(few<PACK, M, NT>, shared_bytes<PACK, M, NT>());
 }
 
 template <int PACK, int M> static cudaError_t allow_rows()

@@ -427,10 +427,10 @@ __global__ void __launch_bounds__(FEW_THREADS) flash_join(const cuda_attend a)
 {
     __shared__ join_shared s[FEW_THREADS / WARP];
     dependency_release();
-    dependency_wait();
     const uint32_t warp = threadIdx.x / WARP, head = blockIdx.x * (FEW_THREADS / WARP) + warp;
     const uint32_t row = a.listed ? a.listed[a.first_row + blockIdx.y] : a.first_row + blockIdx.y;
-    const uint32_t n = a.kv.rows[row].pos / (CELLS * a.together) + 1;
+    const uint32_t n = a.kv.rows[row].pos / (CELLS * a.together) + 1; /* no kernel writes these */
+    dependency_wait();
     if (head >= a.kv.n_heads) return;
     const uint64_t at = (uint64_t)blockIdx.y * a.kv.n_heads + head;
     for (uint32_t d = 0; d < a.kv.head_dim; d += 4 * WARP)
@@ -463,16 +463,22 @@ __global__ void __launch_bounds__(FEW_THREADS, KV::blocks) flash(const cuda_atte
     copies_commit();
     KV::ask(a, blocks, head, true, first, end, v);
     copies_commit();
+    /* Of the row's own cell, and of q, as much is asked for as can be before any of it is needed.
+     */
+    const uint32_t task = threadIdx.x / GROUP_LANES;
+    cuda_entry entry = {};
+    float4 own = make_float4(0, 0, 0, 0);
+    if (a.keep && end > r.pos) entry = entry_of(a.kv, r.lane, r.pos);
     if (a.alone && (a.keep || end <= r.pos)) dependency_wait();
+    if (a.keep && end > r.pos) own = kept_quad::ask(a.kv, row, task % 2, head, task / 2);
     few_query<KV::dim, H>(a, row, h0, n_heads, threadIdx.x % WARP, q);
     few_sums<KV, H> sums;
     for (;;) {
         const uint32_t next = first + CELLS;
         float most[2];
         if (a.keep && next > r.pos) { /* the row's own cell is not there yet */
-            const uint32_t task = threadIdx.x / GROUP_LANES;
-            const kept_quad fresh(a.kv, row, task % 2, head, task / 2, task / 2 < a.kv.n_groups);
-            if (g == 0) fresh.write(a.kv, r);
+            const kept_quad fresh(a.kv, own, task % 2, head, task / 2, task / 2 < a.kv.n_groups);
+            if (g == 0) fresh.write(a.kv, r, entry);
             copies_wait<0>();
             __syncthreads();
             KV::keep(fresh, fresh.is_v ? v : k, r.pos - first);

@@ -15,9 +15,12 @@ __global__ void __launch_bounds__(THREADS) keep(const cuda_keep a)
     const uint32_t heads = a.kv.n_kv_heads * a.kv.n_groups;
     const uint32_t task = (blockIdx.x * THREADS + threadIdx.x) / GROUP_LANES;
     const uint32_t row = min(task / (2 * heads), a.n_rows - 1);
-    const kept_quad q(a.kv, row, task / heads % 2, task % heads / a.kv.n_groups,
-                      task % a.kv.n_groups, task / (2 * heads) < a.n_rows);
-    q.write(a.kv, a.kv.rows[row]);
+    const uint32_t head = task % heads / a.kv.n_groups, group = task % a.kv.n_groups;
+    const bool is_v = task / heads % 2;
+    const float4 v = kept_quad::ask(a.kv, row, is_v, head, group);
+    const kept_quad q(a.kv, v, is_v, head, group, task / (2 * heads) < a.n_rows);
+    const cuda_row place = a.kv.rows[row];
+    q.write(a.kv, place, entry_of(a.kv, place.lane, place.pos));
 }
 
 extern "C" cudaError_t cuda_launch_keep(cudaStream_t s, const struct cuda_keep *a)

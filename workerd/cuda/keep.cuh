@@ -42,15 +42,20 @@ struct kept_quad {
     int code[4];
     __half scale;
 
-    __device__ __forceinline__ kept_quad(const cuda_kv &kv, uint32_t row, bool is_v, uint32_t head,
+    /* The values of the group that are this lane's. */
+    __device__ __forceinline__ static float4 ask(const cuda_kv &kv, uint32_t row, bool is_v,
+                                                 uint32_t head, uint32_t group)
+    {
+        const uint32_t d = group * GROUP + threadIdx.x % GROUP_LANES * 4;
+        const uint64_t at = ((uint64_t)row * 2 + is_v) * kv.n_kv_heads + head;
+        if (d >= kv.head_dim) return make_float4(0, 0, 0, 0);
+        return *(const float4 *)(kv.fresh + at * kv.head_dim + d);
+    }
+    __device__ __forceinline__ kept_quad(const cuda_kv &kv, float4 v, bool is_v, uint32_t head,
                                          uint32_t group, bool there)
         : head(head), group(group), d(group * GROUP + threadIdx.x % GROUP_LANES * 4), is_v(is_v),
           there(there && d < kv.head_dim)
     {
-        const float *from =
-            kv.fresh + (((uint64_t)row * 2 + is_v) * kv.n_kv_heads + head) * kv.head_dim;
-        float4 v = make_float4(0, 0, 0, 0);
-        if (this->there) v = *(const float4 *)(from + d);
         const bool four = (is_v ? kv.v_bits : kv.k_bits) == 4;
         const float most = most_of(v);
         float by = four ? __fdiv_rn(most, -8.0f) : __fdiv_rn(fabsf(most), 127.0f);
@@ -80,11 +85,11 @@ struct kept_quad {
             *(__half *)(to + scales +
                         2 * (((uint64_t)(head * kv.n_groups + group) << shift) + cell)) = scale;
     }
-    /* Through to the pool, and to GPU memory where the chunk has a place there. */
-    __device__ __forceinline__ void write(const cuda_kv &kv, const cuda_row &place) const
+    /* Through to the pool, and to GPU memory where the chunk has a place there. e: entry_of. */
+    __device__ __forceinline__ void write(const cuda_kv &kv, const cuda_row &place,
+                                          const cuda_entry &e) const
     {
         if (!there) return;
-        const cuda_entry e = entry_of(kv, place.lane, place.pos);
         const uint32_t cell = place.pos & ((1u << kv.block_shift) - 1);
         write_block(kv, block_of(kv, e, place.pos, false), cell);
         if (e.slot >= 0) write_block(kv, block_of(kv, e, place.pos, true), cell);
