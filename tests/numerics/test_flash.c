@@ -299,10 +299,9 @@ int main(void)
 {
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) return 77;
-    enum cuda_many many;
-    bool overlaps;
+    struct cuda_product_ways products;
     uint32_t dim_max;
-    if (cuda_product_prepare(&many, &overlaps) || cuda_flash_prepare(&dim_max) ||
+    if (cuda_product_prepare(&products) || cuda_flash_prepare(&dim_max) ||
         cuda_tiles_prepare(&tiles_best))
         return 1;
     Suite *s = suite_create("flash");

@@ -35,7 +35,7 @@ struct block {
     int sum;
 };
 
-static enum cuda_many best;
+static struct cuda_product_ways ways;
 static void *got[16];
 static uint32_t n_got;
 
@@ -198,8 +198,12 @@ START_TEST(an_element_has_the_same_bits_by_every_kernel)
                          b.n_blocks, b.s.pack == CUDA_Q4_1);
     for (uint32_t i = 0; i < ARRAY_LEN(row_counts); i++) {
         check_rows(&b, want, row_counts[i], "few", cuda_launch_few);
-        if (best >= CUDA_MANY_WARPS) check_rows(&b, want, row_counts[i], "many", cuda_launch_many);
-        if (best >= CUDA_MANY_GROUPS && b.s.pack == CUDA_Q8_0)
+        b.a.deep_tiles = ways.deep ? UINT32_MAX : 0;
+        check_rows(&b, want, row_counts[i], "few, longer ring", cuda_launch_few);
+        b.a.deep_tiles = 0;
+        if (ways.many >= CUDA_MANY_WARPS)
+            check_rows(&b, want, row_counts[i], "many", cuda_launch_many);
+        if (ways.many >= CUDA_MANY_GROUPS && b.s.pack == CUDA_Q8_0)
             check_rows(&b, want, row_counts[i], "many_groups", cuda_launch_many_groups);
     }
     free(want);
@@ -212,9 +216,8 @@ END_TEST
 int main(void)
 {
     int n = 0;
-    bool overlaps;
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) return 77;
-    if (cuda_product_prepare(&best, &overlaps)) return 1;
+    if (cuda_product_prepare(&ways)) return 1;
     Suite *s = suite_create("product");
     TCase *t = tcase_create("bits");
     tcase_set_timeout(t, 300);

@@ -29,7 +29,7 @@ int cuda_choices_new(struct backend *b)
     c->list = cuda_get(b, n * CUDA_LIST * sizeof(*c->list));
     c->token = cuda_get(b, CUDA_PICKS * sizeof(*c->token));
     c->n_vocab = w->n_vocab;
-    c->overlaps = b->overlaps;
+    c->overlaps = b->products.overlaps;
     for (int i = 0; i < 2; i++) {
         struct cuda_flight *f = &b->flight[i];
         f->choices = cuda_get_pinned(b, bytes);

@@ -87,7 +87,7 @@ static int open_device(struct backend *b, struct why *why)
                    b->capability);
     e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
     uint32_t dim_max = 0;
-    if (e == cudaSuccess) e = cuda_product_prepare(&b->many, &b->overlaps);
+    if (e == cudaSuccess) e = cuda_product_prepare(&b->products);
     if (e == cudaSuccess) e = cuda_flash_prepare(&dim_max);
     if (e == cudaSuccess) e = cuda_tiles_prepare(&b->tiles);
     /* The float32 reference keeps to float32 throughout. */

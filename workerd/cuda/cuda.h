@@ -150,8 +150,7 @@ struct backend {
     struct cuda_resident resident;
     struct cuda_passing passing;
 
-    bool overlaps; /* a kernel may begin while the one before it ends */
-    enum cuda_many many;
+    struct cuda_product_ways products;
     enum cuda_tiles tiles;
     uint32_t multiprocessors;
     bool flash, flash_tiles;   /* attention by tensor cores; also of spans */

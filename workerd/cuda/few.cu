@@ -7,7 +7,8 @@
  * range j of k, so a warp reads weights that lie one after the other, and no warp another's. They
  * come through a ring in shared memory of its own, with the codes of the rows; the ring's first
  * weights are asked for before the kernel waits for its predecessor. Two blocks of threads share a
- * multiprocessor.
+ * multiprocessor; where no more tiles are to be made than there are multiprocessors, a block has
+ * one for itself, and a longer ring (DEEP).
  */
 #include "workerd/cuda/product.cuh"
 
@@ -15,6 +16,7 @@ enum {
     THREADS = 256,
     ROWS_MAX = 32,
     SHARED_BYTES = 96 << 10, /* of a block of threads, at most: every card has it, sm_90 twice */
+    DEEP_BYTES = 136 << 10,  /* beside it there is room for a block of the next kernel */
     SLOTS_MAX = 8,
     OUT_STRIDE = CUDA_TILE + 4, /* rows of a warp's sums in different banks */
 };
@@ -23,18 +25,18 @@ template <int PACK, int NT> constexpr __host__ __device__ int slot_bytes()
 {
     return 2 * piece<PACK>::bytes + NT * CUDA_X_BYTES;
 }
-template <int PACK, int NT> constexpr __host__ __device__ int slots()
+template <int PACK, int NT, bool DEEP> constexpr __host__ __device__ int slots()
 {
-    const int n = SHARED_BYTES / (CUDA_RANGES * slot_bytes<PACK, NT>());
+    const int n = (DEEP ? DEEP_BYTES : SHARED_BYTES) / (CUDA_RANGES * slot_bytes<PACK, NT>());
     return n > SLOTS_MAX ? SLOTS_MAX : n;
 }
 template <int NT> constexpr __host__ __device__ int sums_values()
 {
     return CUDA_RANGES * NT * CUDA_X_ROWS * OUT_STRIDE;
 }
-template <int PACK, int M, int NT> constexpr __host__ __device__ int shared_bytes()
+template <int PACK, int M, int NT, bool DEEP> constexpr __host__ __device__ int shared_bytes()
 {
-    const int ring = CUDA_RANGES * slots<PACK, NT>() * slot_bytes<PACK, NT>();
+    const int ring = CUDA_RANGES * slots<PACK, NT, DEEP>() * slot_bytes<PACK, NT>();
     const int sums = M * sums_values<NT>() * 4;
     return ring > sums ? ring : sums;
 }
@@ -131,10 +133,10 @@ template <int NT> __device__ __forceinline__ float4 sums_read(const float *sums,
 
 /* Item i is matrix i % M of piece i / M; the rows come with the first matrix. Of n pieces the
  * ring's first are asked for, the weights before the predecessor ends. */
-template <int PACK, int M, int NT>
+template <int PACK, int M, int NT, bool DEEP>
 __device__ __forceinline__ void ring_fill(const feed<PACK, M, NT> &f, uint8_t *ring, uint32_t n)
 {
-    const int D = slots<PACK, NT>(), slot = slot_bytes<PACK, NT>();
+    const int D = slots<PACK, NT, DEEP>(), slot = slot_bytes<PACK, NT>();
 #pragma unroll
     for (int i = 0; i < D; i++)
         if (i / M < n) f.ask_weights(ring + i * slot, i % M, i / M);
@@ -146,11 +148,11 @@ __device__ __forceinline__ void ring_fill(const feed<PACK, M, NT> &f, uint8_t *r
     }
 }
 
-template <int PACK, int M, int NT>
+template <int PACK, int M, int NT, bool DEEP>
 __device__ __forceinline__ void range_sum(const feed<PACK, M, NT> &f, uint8_t *ring, uint32_t n,
                                           int lane, float acc[M][2][NT][4])
 {
-    const int D = slots<PACK, NT>(), slot = slot_bytes<PACK, NT>();
+    const int D = slots<PACK, NT, DEEP>(), slot = slot_bytes<PACK, NT>();
     codes<PACK> x[NT];
     for (uint32_t i = 0, at = 0; i < n; i++)
 #pragma unroll
@@ -174,7 +176,7 @@ __device__ __forceinline__ void range_sum(const feed<PACK, M, NT> &f, uint8_t *r
     copies_wait<0>();
 }
 
-template <int PACK, int M, int NT>
+template <int PACK, int M, int NT, bool DEEP>
 __global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
 {
     dependency_release();
@@ -184,9 +186,9 @@ __global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
     const tile_place place = place_of(a, blockIdx.y, CUDA_TILE);
     const uint32_t n_pieces = a.x.k_pad / CUDA_PIECE, first = range_begin(n_pieces, warp);
     const uint32_t n = range_begin(n_pieces, warp + 1) - first;
-    uint8_t *ring = shared + warp * slots<PACK, NT>() * slot_bytes<PACK, NT>();
+    uint8_t *ring = shared + warp * slots<PACK, NT, DEEP>() * slot_bytes<PACK, NT>();
     const feed<PACK, M, NT> f(a, place, row0, first, lane);
-    ring_fill(f, ring, n);
+    ring_fill<PACK, M, NT, DEEP>(f, ring, n);
     /* A warp that has no rows leaves after the barriers. What the others need then is asked for now
      * where there are registers for it. */
     const bool busy = warp < NT * 2, early = NT == 1;
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
     before b;
     if (early && busy) b = read_before(a, place.matrix, out, row, row_scale(a, row));
     float acc[M][2][NT][4] = {};
-    range_sum(f, ring, n, lane, acc);
+    range_sum<PACK, M, NT, DEEP>(f, ring, n, lane, acc);
     if (!early && busy) b = read_before(a, place.matrix, out, row, row_scale(a, row));
     if (busy && row0 + token >= a.n_rows) b.there = false, b.host = b.resident = nullptr;
     float *sums = (float *)shared;
@@ -212,25 +214,28 @@ __global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
     epilogue(a, place.matrix, out, row, b, v[0], v[M - 1]);
 }
 
-template <int PACK, int M, int NT>
+template <int PACK, int M, int NT, bool DEEP>
 static cudaError_t launch_few(cudaStream_t s, const cuda_product *a)
 {
     /* Row tiles go fastest: those of the same weights run together and share them in the L2. */
     dim3 grid((a->n_rows + NT * 8 - 1) / (NT * 8), tiles_of(a, CUDA_TILE));
-    return launch(s, a->dependent, few<PACK, M, NT>, grid, THREADS, shared_bytes<PACK, M, NT>(),
-                  *a);
+    return launch(s, a->dependent, few<PACK, M, NT, DEEP>, grid, THREADS,
+                  shared_bytes<PACK, M, NT, DEEP>(), *a);
 }
 
 template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda_product *a)
 {
-    if (a->n_rows <= 8) return launch_few<PACK, M, 1>(s, a);
-    if (a->n_rows <= 16) return launch_few<PACK, M, 2>(s, a);
-    return launch_few<PACK, M, ROWS_MAX / 8>(s, a);
+    if (a->n_rows <= 8) return launch_few<PACK, M, 1, false>(s, a);
+    if (a->n_rows <= 16) return launch_few<PACK, M, 2, false>(s, a);
+    return launch_few<PACK, M, ROWS_MAX / 8, false>(s, a);
 }
 
 template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
 {
-    return a->epilogue == CUDA_GATE ? by_rows<PACK, 2>(s, a) : by_rows<PACK, 1>(s, a);
+    if (a->epilogue == CUDA_GATE) return by_rows<PACK, 2>(s, a);
+    if (a->n_rows <= 8 && tiles_of(a, CUDA_TILE) <= a->deep_tiles)
+        return launch_few<PACK, 1, 1, true>(s, a);
+    return by_rows<PACK, 1>(s, a);
 }
 
 extern "C" cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product *a)
@@ -240,16 +245,16 @@ extern "C" cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product
     return by_matrices<CUDA_Q8_0>(s, a);
 }
 
-template <int PACK, int M, int NT> static cudaError_t allow()
+template <int PACK, int M, int NT, bool DEEP> static cudaError_t allow()
 {
-    return allow_shared(few<PACK, M, NT>, shared_bytes<PACK, M, NT>());
+    return allow_shared(few<PACK, M, NT, DEEP>, shared_bytes<PACK, M, NT, DEEP>());
 }
 
 template <int PACK, int M> static cudaError_t allow_rows()
 {
-    cudaError_t e = allow<PACK, M, 1>();
-    if (!e) e = allow<PACK, M, 2>();
-    return e ? e : allow<PACK, M, ROWS_MAX / 8>();
+    cudaError_t e = allow<PACK, M, 1, false>();
+    if (!e) e = allow<PACK, M, 2, false>();
+    return e ? e : allow<PACK, M, ROWS_MAX / 8, false>();
 }
 
 template <int PACK> static cudaError_t allow_matrices()
@@ -258,9 +263,16 @@ template <int PACK> static cudaError_t allow_matrices()
     return e ? e : allow_rows<PACK, 2>();
 }
 
-extern "C" cudaError_t cuda_few_prepare(void)
+extern "C" cudaError_t cuda_few_prepare(bool *deep)
 {
     cudaError_t e = allow_matrices<CUDA_Q4_0>();
     if (!e) e = allow_matrices<CUDA_Q4_1>();
-    return e ? e : allow_matrices<CUDA_Q8_0>();
+    if (!e) e = allow_matrices<CUDA_Q8_0>();
+    if (e) return e;
+    e = allow<CUDA_Q4_0, 1, 1, true>();
+    if (!e) e = allow<CUDA_Q4_1, 1, 1, true>();
+    if (!e) e = allow<CUDA_Q8_0, 1, 1, true>();
+    *deep = e == cudaSuccess;
+    if (e) (void)cudaGetLastError(); /* more than the card has */
+    return cudaSuccess;
 }

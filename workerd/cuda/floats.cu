@@ -77,13 +77,13 @@ extern "C" cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_pro
     return cuda_launch_many(s, a);
 }
 
-extern "C" cudaError_t cuda_product_prepare(enum cuda_many *best, bool *overlaps)
+extern "C" cudaError_t cuda_product_prepare(struct cuda_product_ways *ret)
 {
     cudaFuncAttributes of;
     cudaError_t e = cudaFuncGetAttributes(&of, floats<CUDA_F16>);
-    if (!e) e = cuda_few_prepare();
+    if (!e) e = cuda_few_prepare(&ret->deep);
     if (e) return e;
     /* Of the code that was compiled, not of the card: older PTX holds no wait. */
-    *overlaps = of.ptxVersion >= 90;
-    return cuda_many_prepare(best);
+    ret->overlaps = of.ptxVersion >= 90;
+    return cuda_many_prepare(&ret->many);
 }

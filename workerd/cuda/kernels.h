@@ -125,8 +125,9 @@ struct cuda_product {
     uint32_t part[3];        /* CUDA_QKV: 0 q, 1 k, 2 v */
     uint32_t dependent;      /* programmatic dependent launch */
     enum cuda_many many;     /* what the card can do */
-    uint32_t scaled; /* x's codes are of x w, to be divided by the root of its mean square */
-    float eps;       /* of that */
+    uint32_t deep_tiles; /* few.cu has a longer ring for at most so many: multiprocessors, or 0 */
+    uint32_t scaled;     /* x's codes are of x w, to be divided by the root of its mean square */
+    float eps;           /* of that */
     struct cuda_rows x, y;
     const float *norm; /* CUDA_ADD: w of the norm that follows, whose codes go to z; or NULL */
     struct cuda_rows z;
@@ -281,10 +282,16 @@ cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a);
 cudaError_t cuda_launch_argmax(cudaStream_t s, const struct cuda_argmax *a);
 cudaError_t cuda_launch_sample(cudaStream_t s, const struct cuda_sample *a);
 cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
-/* Once a device, before the first launch. *best: of struct cuda_product; *overlaps: the kernels are
- * of sm_90 and wait for what they depend on themselves; *dim_max: the longest heads of
- * cuda_launch_flash. */
-cudaError_t cuda_product_prepare(enum cuda_many *best, bool *overlaps);
+/* What a card can do of products. */
+struct cuda_product_ways {
+    enum cuda_many many;
+    bool deep;     /* there is room for few.cu's longer ring */
+    bool overlaps; /* the kernels are of sm_90: one may begin while the one before it ends, and
+                      waits for what it depends on itself */
+};
+
+/* Once a device, before the first launch. *dim_max: the longest heads of cuda_launch_flash. */
+cudaError_t cuda_product_prepare(struct cuda_product_ways *ret);
 cudaError_t cuda_flash_prepare(uint32_t *dim_max);
 cudaError_t cuda_tiles_prepare(enum cuda_tiles *best);
 
@@ -299,7 +306,7 @@ cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_many_groups(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_choose(cudaStream_t s, const struct cuda_sample *a); /* of _sample */
-cudaError_t cuda_few_prepare(void);
+cudaError_t cuda_few_prepare(bool *deep);
 cudaError_t cuda_many_prepare(enum cuda_many *best);
 bool cuda_many_groups_prepare(void); /* whether the card can do it */
 

@@ -300,7 +300,7 @@ static struct op *op_add(struct backend *b, enum op_kind kind)
 static bool dependent(const struct backend *b)
 {
     uint32_t n = b->list->n_ops;
-    return b->overlaps && n > 1 && b->list->op[n - 2].kind != OP_PASS;
+    return b->products.overlaps && n > 1 && b->list->op[n - 2].kind != OP_PASS;
 }
 
 void cuda_written(struct backend_buffer *x, uint32_t n_rows)
@@ -437,7 +437,8 @@ static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue ep
     a->n_matrices = 1;
     a->m[0] = w->m;
     a->dependent = dependent(b);
-    a->many = b->many;
+    a->many = b->products.many;
+    a->deep_tiles = b->products.deep ? b->multiprocessors : 0;
     a->scaled = x->scaled && !is_float(w);
     a->eps = b->want.eps;
     a->x = x->rows;
