@@ -153,9 +153,9 @@ int copy_out(struct copy *c, uint32_t i)
     struct place p = place_of(c, i);
     uint64_t n = saved_chunk_bytes(&c->h, i);
     bool whole = p.head.n_cells == c->h.chunk_cells, mapped = c->pages.map != NULL;
-    struct out to = {.off = p.off + sizeof(p.head)};
     CLEANUP(freep) char *still = whole ? NULL : xcalloc(1, PIECE_BYTES);
-    CLEANUP(freep) char *kept = to.kept = mapped ? xcalloc(1, PIECE_BYTES) : NULL;
+    CLEANUP(freep) char *kept = mapped ? xcalloc(1, PIECE_BYTES) : NULL;
+    struct out to = {.off = p.off + sizeof(p.head), .kept = kept};
     CLEANUP(freep) uint32_t *words = xcalloc(1, p.tokens);
     memcpy(words, c->cell + (uint64_t)c->chunks[i] * c->h.chunk_cells, p.head.n_cells * 4UL);
     sum_head(&p);

@@ -16,7 +16,8 @@ enum {
     THREADS = 256,
     ROWS_MAX = 32,
     SHARED_BYTES = 96 << 10, /* of a block of threads, at most: every card has it, sm_90 twice */
-    DEEP_BYTES = 136 << 10,  /* beside it there is room for a block of the next kernel */
+    DEEP_BYTES = 136 << 10,
+    RESERVED_BYTES = 1 << 10, /* of every block of threads, by CUDA */
     SLOTS_MAX = 8,
     OUT_STRIDE = CUDA_TILE + 4, /* rows of a warp's sums in different banks */
 };
@@ -263,16 +264,27 @@ template <int PACK> static cudaError_t allow_matrices()
     return e ? e : allow_rows<PACK, 2>();
 }
 
+/* Whether a multiprocessor has room for a block with the longer ring and, beside it, one of the
+ * next kernel, which asks for its weights meanwhile. */
+static bool deep_fits(void)
+{
+    int device, bytes;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) ==
+               cudaSuccess &&
+           bytes >= shared_bytes<CUDA_Q8_0, 1, 1, true>() + shared_bytes<CUDA_Q8_0, 1, 1, false>() +
+                        2 * RESERVED_BYTES;
+}
+
 extern "C" cudaError_t cuda_few_prepare(bool *deep)
 {
     cudaError_t e = allow_matrices<CUDA_Q4_0>();
     if (!e) e = allow_matrices<CUDA_Q4_1>();
     if (!e) e = allow_matrices<CUDA_Q8_0>();
     if (e) return e;
-    e = allow<CUDA_Q4_0, 1, 1, true>();
-    if (!e) e = allow<CUDA_Q4_1, 1, 1, true>();
-    if (!e) e = allow<CUDA_Q8_0, 1, 1, true>();
-    *deep = e == cudaSuccess;
-    if (e) (void)cudaGetLastError(); /* more than the card has */
-    return cudaSuccess;
+    *deep = deep_fits();
+    if (*deep) e = allow<CUDA_Q4_0, 1, 1, true>();
+    if (*deep && !e) e = allow<CUDA_Q4_1, 1, 1, true>();
+    if (*deep && !e) e = allow<CUDA_Q8_0, 1, 1, true>();
+    return e;
 }
