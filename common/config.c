@@ -224,6 +224,14 @@ static int config_check(const struct config *c, struct why *why)
 {
     if (c->pool.chunk & (c->pool.chunk - 1))
         return why_set(why, -EINVAL, "pool.chunk = %u: a power of two is wanted", c->pool.chunk);
+    uint32_t devices = 1;
+    for (const char *at = c->worker.device; (at = strchr(at, ',')) != NULL; at++)
+        devices++;
+    if (devices != 1 && devices != c->worker.stages)
+        return why_set(
+            why, -EINVAL,
+            "worker.device = %s: one device, or as many as worker.stages = %u, is wanted",
+            c->worker.device, c->worker.stages);
     return 0;
 }
 

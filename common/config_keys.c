@@ -44,8 +44,9 @@ const struct config_key config_keys[] = {
 
     TEXT(pool, dir, "/dev/shm/cistern", "Directory of the memory files; on tmpfs."),
     U64(pool, cells, 0, UINT32_MAX - (1 << 16), "65536",
-        "Cells of the pool, in tokens, for all conversations together; 0: no pool, each lane has "
-        "one full context of its own, and nothing is shared or moved."),
+        "Cells of the pool, in tokens, for all conversations together, always in host memory; more "
+        "than model.context. 0: no pool, each lane has one full context of its own, and nothing is "
+        "shared or moved."),
     U32(pool, pipelines, 1, POOL_PIPELINES_MAX, "1",
         "With pool.cells = 0: pipelines whose lanes have one."),
     U32(pool, chunk, 16, 1 << 16, "256", "Cells of a chunk; a power of two."),
@@ -70,10 +71,12 @@ const struct config_key config_keys[] = {
 
     U32(worker, stages, 1, POOL_STAGES_MAX, "1", "Stages of the pipeline."),
     TEXT(worker, layers, "auto",
-         "Layers of each stage, \"0-14,15-29\"; auto: an even split; free: by what is free on the "
-         "devices."),
+         "Layers of each stage, \"0-14,15-29\"; auto: an even split; free: by weights and by what "
+         "is free on the devices at the first start, kept in run.dir/split-N."),
     U32(worker, threads, 0, 256, "0", "Compute threads of a CPU stage; 0: all cores."),
-    TEXT(worker, cpus, "", "Cores of a CPU stage, \"0-3,8\"; empty: no pinning."),
+    TEXT(worker, cpus, "",
+         "Cores of a CPU stage, \"0-3,8\", its own by --set; empty: no pinning. With any, who "
+         "waits for another stage spins for a moment; a GPU's thread does so always."),
     U32(worker, lanes, 1, 64, "8", "Conversations computed at the same time."),
     U32(worker, piece, 0, 4096, "0",
         "Prompt tokens of a window at most; 0: 512 on a GPU, 256 on a CPU."),
@@ -85,7 +88,7 @@ const struct config_key config_keys[] = {
     CHOICE(worker, variant, "auto|avx512|avx2|plain", NULL, "auto",
            "CPU instructions of the kernels."),
     TEXT(worker, device, "cpu",
-         "What computes: cpu or cuda:N, of all stages or of each, \"cuda:0,cuda:1\"."),
+         "What computes: cpu or cuda:N, one for all stages, or one for each: \"cuda:0,cuda:1\"."),
     CHOICE(worker, peer, "auto|off|on", NULL, "auto",
            "Activations go straight into the next stage's GPU: where they can, never, or always; "
            "who cannot then ends."),
@@ -94,7 +97,7 @@ const struct config_key config_keys[] = {
         "without a place there are read from the pool. 0: what is free."),
     U64(worker, kv_resident, 0, UINT32_MAX, "4294967295",
         "Cells whose K and V a GPU keeps in its own memory too, at most; the rest is read from the "
-        "pool."),
+        "pool. The preset: as many as there is room for."),
     FLAG(worker, feed, "yes",
          "Windows begin with tokens that the one before samples, without the head in between."),
     U32(worker, stuck_ms, 100, 3600000, "10000",

@@ -75,7 +75,7 @@ install_packages() {
 
 # ---- the build
 
-PROGRAMS="poold/poold workerd/workerd gateway/gateway"
+PROGRAMS="poold/poold poold/poolctl workerd/workerd gateway/gateway"
 
 # Nothing is printed and nobody is asked when the build stands: ninja itself knows.
 build_release() {

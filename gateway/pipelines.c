@@ -28,6 +28,7 @@ struct pipelines {
     struct pipelines_events events;
     struct loop_source *hello_timer, *settle_timer;
     uint64_t settle_us;        /* how long a poold that came back may not know everybody */
+    uint64_t lost_us, wait_us; /* when poold was lost, and how long its return is waited for */
     bool settling, lost_ready; /* lost_ready: one was ready when poold was lost */
     struct pipeline at[POOL_PIPELINES_MAX];
     bool tied, were_ready;
@@ -230,7 +231,10 @@ static void on_pool_lost(void *arg)
     struct pipelines *ps = arg;
     ps->tied = false;
     ps->settling = true;
-    ps->lost_ready |= pipelines_ready(ps) > 0;
+    if (pipelines_ready(ps) > 0) {
+        ps->lost_ready = true;
+        ps->lost_us = now_us();
+    }
     (void)loop_set_timer(ps->settle_timer, 0, 0);
     log_warn("poold is gone; what runs goes on");
     ps->events.changed(ps->events.arg);
@@ -264,6 +268,7 @@ int pipelines_new(struct loop *l, const struct config *c, const char *fingerprin
     for (uint32_t i = 0; i < ARRAY_LEN(ps->at); i++)
         ps->at[i] = (struct pipeline){.id = i, .of = ps};
     ps->settle_us = (uint64_t)c->pool.attach_ms * 1000 + SETTLE_MORE_US;
+    ps->wait_us = (uint64_t)c->gateway.resume_ms * 1000;
     int r = loop_add_timer(l, on_hello_timer, ps, &ps->hello_timer);
     if (r == 0) r = loop_add_timer(l, on_settled, ps, &ps->settle_timer);
     if (r < 0) return why_set(why, r, "cannot make a timer: %s", strerror(-r));
@@ -331,7 +336,7 @@ uint32_t pipelines_ready(const struct pipelines *ps)
 
 bool pipelines_are_coming_back(const struct pipelines *ps)
 {
-    return ps->settling && ps->lost_ready;
+    return ps->settling && ps->lost_ready && now_us() - ps->lost_us < ps->wait_us;
 }
 
 uint32_t pipelines_lanes(const struct pipelines *ps)

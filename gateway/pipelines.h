@@ -66,7 +66,8 @@ uint32_t pipelines_context(const struct pipelines *ps); /* tokens; 0 before one 
 bool pipelines_were_ready(const struct pipelines *ps);  /* ever */
 bool pipelines_tied(const struct pipelines *ps);        /* to a poold, now */
 /* One was ready when poold was lost, and its successor may not have heard from all workers yet: who
- * asked for health since then may have been told of a head that had died with that poold. */
+ * asked for health since then may have been told of a head that had died with that poold. At most
+ * for gateway.resume_ms since then. */
 bool pipelines_are_coming_back(const struct pipelines *ps);
 /* Slots, as llama.cpp numbers what computes: the lanes of pipeline 0, then those of the next one,
  * and so on. A pipeline's lanes count once they were known, also while it is away, so that a death

@@ -66,6 +66,16 @@ int pages_reserve(struct pages *p, uint64_t off, uint64_t n)
     return 0;
 }
 
+static int page_write(struct pages *p, const char *from, uint64_t off)
+{
+    for (size_t at = 0; at < PAGE_BYTES;) {
+        ssize_t n = pwrite(p->fd, from + at, PAGE_BYTES - at, (off_t)(off + at));
+        if (n < 0 && errno != EINTR) return -errno;
+        if (n > 0) at += (size_t)n;
+    }
+    return 0;
+}
+
 static int copy_in_fault(struct pages *p, const char *from, size_t n, uint64_t off)
 {
     for (size_t at = 0; at < n;) {
@@ -78,7 +88,14 @@ static int copy_in_fault(struct pages *p, const char *from, size_t n, uint64_t o
         if (c.copy > 0) at += (size_t)c.copy;
         /* It says so of a full file system, too. */
         if (r == -ENOMEM) return -ENOSPC;
-        if (r != -EAGAIN && r != -EINTR) return r;
+        /* There already: a huge page came with its neighbour. */
+        if (r == -EEXIST && c.copy <= 0) {
+            r = page_write(p, from + at, off + at);
+            if (r < 0) return r;
+            at += PAGE_BYTES;
+            continue;
+        }
+        if (r != -EAGAIN && r != -EINTR && r != -EEXIST) return r;
     }
     return 0;
 }

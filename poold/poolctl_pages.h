@@ -27,7 +27,7 @@ bool pages_open(struct pages *p, int fd, uint64_t bytes, bool with_fault);
 void pages_close(struct pages *p);
 /* Before the pages of these bytes are put. -ENOSPC. */
 int pages_reserve(struct pages *p, uint64_t off, uint64_t n);
-/* Whole pages that are not there yet. -ENOSPC. */
+/* Whole pages, of which few are there yet. -ENOSPC. */
 int pages_put(struct pages *p, const char *from, size_t n, uint64_t off);
 /* Whoever put these pages is done with them: taken off the mapping by each thread, not all at the
  * end by one. */

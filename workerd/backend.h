@@ -128,7 +128,7 @@ struct backend_ops {
     /* All of a window is enqueued, and launch, not sync, comes next: maybe only when what it begins
      * with is there. Does what can be done until then. */
     void (*prepare)(struct backend *b);
-    /* Takes back what is prepared. */
+    /* Takes back what is prepared, when nothing flies. */
     void (*drop)(struct backend *b);
     /* Starts what is enqueued without waiting for it, and returns 1: the next window may begin
      * before the sync of this one. Two are begun and not waited for at most. 0: this device

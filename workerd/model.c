@@ -141,7 +141,8 @@ static int choose_device(const char *name, struct why *why, const struct backend
     }
     return why_set(why, -EINVAL, "'%s' is not a device: cpu or cuda:N", name);
 #else
-    return why_set(why, -EINVAL, "'%s': this build knows the device cpu alone", name);
+    return why_set(why, -EINVAL,
+                   "'%s': this build knows the device cpu alone (meson's -Dcuda=enabled)", name);
 #endif
 }
 
@@ -513,6 +514,7 @@ int model_launch(struct model *m)
 void model_drop(struct model *m)
 {
     if (!m->prepared) return;
+    assert(m->n_flying == 0);
     m->prepared = false;
     if (m->now->flies) m->ops->drop(m->backend);
 }

@@ -84,7 +84,7 @@ int model_run(struct model *m, struct window *w);
 int model_start(struct model *m, struct window *w);
 /* model_start in two steps: all that can be done before the activations, or the tokens of lanes
  * that are late, are there (0; -EAGAIN and errors as above), and what is left. One window at a time
- * is prepared; model_drop takes it back. */
+ * is prepared; model_drop takes it back, when nothing is started that is not finished. */
 int model_prepare(struct model *m, struct window *w);
 int model_launch(struct model *m);
 void model_drop(struct model *m);

@@ -80,7 +80,8 @@ static int free_of(const char *device, struct why *why, uint64_t *ret)
 #ifdef CISTERN_CUDA
     return cuda_free_bytes(device, why, ret);
 #else
-    return why_set(why, -EINVAL, "'%s': this build knows the device cpu alone", device);
+    return why_set(why, -EINVAL,
+                   "'%s': this build knows the device cpu alone (meson's -Dcuda=enabled)", device);
 #endif
 }
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 import zmq
 
-from harness import BUILD, Cistern, Process, eventually
+from harness import BUILD, Cistern, Process, device, eventually
 from test_equal import SMALL
 
 pytestmark = pytest.mark.cpu("configurations, files and messages")
@@ -123,7 +123,7 @@ def test_second_poold(tiny_model):
 WORKERS = {
     "context": (["model.context=1024"], ["1024", "2048"]),
     "K/V format": (["pool.kv=f32"], ["f32", "f16"]),
-    "number of stages": (["worker.stages=1"], ["1", "2"]),
+    "number of stages": (["worker.stages=1", f"worker.device={device(0)}"], ["1", "2"]),
     "layers": (["worker.layers=0-0,1-3"], ["layer"]),
     "precision": (["worker.precision=float32"], ["float32", "int8"]),
 }

@@ -54,7 +54,7 @@ static const struct subject demo[] = {
 
 static const char *folder;
 static bool is_short;
-static bool is_full; /* on a device, and with CHECK=full, which check sets */
+static bool is_full; /* on a device, and with CHECK=full */
 static struct subject subjects[ARRAY_LEN(tinies) + ARRAY_LEN(demo)];
 static int n_subjects;
 static uint32_t ids[IDS];

@@ -60,7 +60,7 @@ static const struct tolerance runs[] = {
 };
 
 static const struct tolerance *run;
-static bool is_full; /* on a device, and with CHECK=full, which check sets */
+static bool is_full; /* on a device, and with CHECK=full */
 static struct rig *rig;
 static json_t *reference, *perplexity;
 static float row[VOCAB];

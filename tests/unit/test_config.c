@@ -25,21 +25,23 @@ static int load(const char *text, const char *set, struct why *why, struct confi
 static const struct {
     const char *text, *set, *says;
 } wrong[] = {
-    {"[pool]\ncels = 3\n",          NULL,          "did you mean pool.cells"},
-    {"[pol]\ncells = 3\n",          NULL,          "did you mean pool.cells"},
-    {"[pool]\ncells = many\n",      NULL,          "a whole number from 0"  },
-    {"[pool]\ncells = -5\n",        NULL,          "a whole number"         },
-    {"[pool]\ncells = 5x\n",        NULL,          "a whole number"         },
-    {"[gateway]\nport = 70000\n",   NULL,          "from 0 to 65535"        },
-    {"[pool]\nlock = perhaps\n",    NULL,          "one of auto|yes|no"     },
-    {"[pool]\nchunk = 100\n",       NULL,          "a power of two"         },
-    {"[worker]\ntrace_all = 7\n",   NULL,          "yes or no"              },
-    {"[pool\ncells = 3\n",          NULL,          "stands in no [section]" },
-    {"",                            "pool.cells",  "section.key=value"      },
-    {"",                            "cells=4",     "section.key=value"      },
-    {"",                            "pool.cell=4", "did you mean pool.cells"},
-    {"[pool]\ncells = 99999999G\n", NULL,          "a whole number"         },
-    {"[pool]\nkv = int3\n",         NULL,          "one of f32|f16"         },
+    {"[pool]\ncels = 3\n",           NULL,              "did you mean pool.cells"},
+    {"[pol]\ncells = 3\n",           NULL,              "did you mean pool.cells"},
+    {"[pool]\ncells = many\n",       NULL,              "a whole number from 0"  },
+    {"[pool]\ncells = -5\n",         NULL,              "a whole number"         },
+    {"[pool]\ncells = 5x\n",         NULL,              "a whole number"         },
+    {"[gateway]\nport = 70000\n",    NULL,              "from 0 to 65535"        },
+    {"[pool]\nlock = perhaps\n",     NULL,              "one of auto|yes|no"     },
+    {"[pool]\nchunk = 100\n",        NULL,              "a power of two"         },
+    {"[worker]\ndevice = cpu,cpu\n", NULL,              "worker.stages = 1"      },
+    {"[worker]\ndevice = a,b,c\n",   "worker.stages=2", "worker.stages = 2"      },
+    {"[worker]\ntrace_all = 7\n",    NULL,              "yes or no"              },
+    {"[pool\ncells = 3\n",           NULL,              "stands in no [section]" },
+    {"",                             "pool.cells",      "section.key=value"      },
+    {"",                             "cells=4",         "section.key=value"      },
+    {"",                             "pool.cell=4",     "did you mean pool.cells"},
+    {"[pool]\ncells = 99999999G\n",  NULL,              "a whole number"         },
+    {"[pool]\nkv = int3\n",          NULL,              "one of f32|f16"         },
 };
 
 START_TEST(a_wrong_line_is_told_what_would_be_right)

@@ -137,6 +137,30 @@ START_TEST(files_are_the_same_however_their_pages_are_made)
 }
 END_TEST
 
+/* As on tmpfs with huge pages, where whoever writes one page makes its neighbours, too. */
+START_TEST(a_page_that_is_there_already_is_written)
+{
+    enum { N = 8 * PAGE_BYTES };
+    static char want[N], old[PAGE_BYTES];
+    int fd = memfd_create("saved", MFD_CLOEXEC);
+    struct pages p;
+    memset(old, 7, sizeof(old));
+    for (uint32_t i = 0; i < N; i++)
+        want[i] = (char)(i * 2654435761U >> 24);
+    ck_assert(pages_open(&p, fd, N, true));
+    for (int i = 0; i < 8; i++)
+        if (i == 0 || i == 3 || i == 4 || i == 7)
+            ck_assert_int_eq(pwrite(fd, old, PAGE_BYTES, i * PAGE_BYTES), PAGE_BYTES);
+    ck_assert_int_eq(pages_reserve(&p, 0, N), 0);
+    ck_assert_int_eq(pages_put(&p, want, N, 0), 0);
+    pages_close(&p);
+    char *is = bytes_of(fd, N);
+    ck_assert_mem_eq(is, want, N);
+    (void)munmap(is, N);
+    (void)close(fd);
+}
+END_TEST
+
 START_TEST(a_restore_gives_the_same_cells_and_touches_no_others)
 {
     struct side from, to;
@@ -203,6 +227,7 @@ int main(void)
 {
     TCase *tests = tcase_create("crew");
     tcase_add_loop_test(tests, files_are_the_same_however_their_pages_are_made, FAULTED, PAGED + 1);
+    tcase_add_test(tests, a_page_that_is_there_already_is_written);
     tcase_add_test(tests, a_restore_gives_the_same_cells_and_touches_no_others);
     tcase_add_test(tests, the_first_damaged_chunk_is_told);
     tcase_add_test(tests, who_is_stopped_ends);

@@ -14,8 +14,8 @@
 
 enum {
     HEAD_DIM_UNIT = 16, /* values of a head are read 8 at once, and turn in pairs */
-    /* Entries of a list: a layer has eight, twelve when its weights are of mixed types, and the
-     * turns that attention takes in a large window. */
+    /* Entries of a list: a layer has eight, twelve when its weights are of mixed types, one more
+     * for chunks that pass, and the turns that attention takes in a large window. */
     OPS_A_LAYER = 13,
     OPS_BESIDE = 16,
     PARTS_BYTES = 256 << 20, /* partial sums of attention; at least one row's */

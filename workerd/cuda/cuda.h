@@ -84,8 +84,8 @@ struct cuda_flight {
     uint32_t *tokens;            /* [CUDA_PICKS]: answers of its sample, with */
     struct link_probs *probs;
     cudaEvent_t done;
-    struct sampler_row *sampled; /* [n_sampled] */
-    uint32_t n_sampled;
+    struct sampler_row *sampled;  /* [n_sampled] */
+    uint32_t n_sampled, n_placed; /* n_placed: lanes whose cells' places were taken */
     const struct window *window;
     const float *load_from; /* where load finds its rows, and store's go; NULL: nowhere */
     float *store_to;

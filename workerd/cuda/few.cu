@@ -7,8 +7,8 @@
  * range j of k, so a warp reads weights that lie one after the other, and no warp another's. They
  * come through a ring in shared memory of its own, with the codes of the rows; the ring's first
  * weights are asked for before the kernel waits for its predecessor. Two blocks of threads share a
- * multiprocessor; where no more tiles are to be made than there are multiprocessors, a block has
- * one for itself, and a longer ring (DEEP).
+ * multiprocessor; where no more tiles of one matrix are to be made, of up to eight rows, than there
+ * are multiprocessors, a block has one for itself, and a longer ring (DEEP).
  */
 #include "workerd/cuda/product.cuh"
 

@@ -227,10 +227,11 @@ void cuda_prepare(struct backend *b)
 
 void cuda_drop(struct backend *b)
 {
+    assert(b->n_flying == 0);
     b->prepared = false;
     b->list->n_ops = 0;
     b->now->n_sampled = 0;
-    if (!b->refused) cuda_window_undo(b);
+    cuda_window_undo(b);
     (void)cuda_ok(b, cudaStreamSynchronize(b->stream)); /* its copies to the device */
 }
 

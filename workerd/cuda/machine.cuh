@@ -14,15 +14,16 @@ enum { WARP = 32 };
 
 /* Programmatic dependent launch (sm_90 on): every kernel of a window waits here before it touches
  * anything that an earlier one wrote, so what it sees is complete, also through several kernels.
- * Before the wait only weights may be read. */
+ * Before the wait only what no kernel of the window writes may be read: weights, rows, tables, and
+ * cells that the windows before have written, which are on the same stream. */
 __device__ __forceinline__ void dependency_wait()
 {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
 #endif
 }
-/* The next kernel may begin where there is room. First thing in each kernel: what comes early only
- * asks for its weights, and waits as above. */
+/* The next kernel may begin where there is room. First thing in each kernel: what comes early asks
+ * for what it may, and waits as above. */
 __device__ __forceinline__ void dependency_release()
 {
 #if __CUDA_ARCH__ >= 900

@@ -12,7 +12,9 @@
 
 #include "workerd/cuda/cuda.h"
 
-enum { LATE_WINDOWS = 8 /* more than there are groups of lanes that take turns */ };
+enum {
+    LATE_WINDOWS = POOL_STAGES_MAX + 1 /* groups of lanes that take turns, and the next turn */
+};
 
 static uint64_t slot_bytes(const struct backend *b) { return b->chunk_bytes * b->want.n_layers; }
 

@@ -307,6 +307,7 @@ void cuda_begin(struct backend *b, const struct window *w)
     /* One that flies may not have been copied yet. The other's place makes other graphs. */
     b->now = &b->flight[b->n_flying == 1 && b->now == &b->flight[0]];
     b->now->window = w;
+    b->now->n_placed = 0;
     b->now->load_from = NULL;
     b->now->store_to = NULL;
     b->take_late.to = b->give_late.to = NULL;
@@ -331,6 +332,7 @@ void cuda_begin(struct backend *b, const struct window *w)
             return;
         }
         place_lane(b, i, l);
+        b->now->n_placed++;
         span_lane(b, l);
         place_rows(b, w, i);
         b->lone_rows = b->lone_rows && l->n_rows == 1;
@@ -356,13 +358,13 @@ void cuda_window_late(struct backend *b)
         if (w->lanes[i].late) f->late[row] = w->tokens[row];
     }
     if (f->load_from) memcpy(f->activations, f->load_from, f->load_bytes);
+    f->load_from = NULL; /* more of the window may be launched: its logits by parts */
 }
 
 void cuda_window_undo(struct backend *b)
 {
-    const struct window *w = b->now->window;
-    for (uint32_t i = 0; i < w->n_lanes; i++) {
-        const struct window_lane *l = &w->lanes[i];
+    for (uint32_t i = 0; i < b->now->n_placed; i++) {
+        const struct window_lane *l = &b->now->window->lanes[i];
         const struct cuda_entry *table = b->now->tables + (size_t)i * b->table_room;
         uint32_t end = (l->pos + l->n_rows - 1) >> b->chunk_shift;
         for (uint32_t j = l->pos >> b->chunk_shift; j <= end; j++)
