@@ -16,6 +16,17 @@ int read_at(int fd, void *to, uint64_t bytes, uint64_t off)
     return 0;
 }
 
+int write_at(int fd, const void *from, uint64_t bytes, uint64_t off)
+{
+    for (const char *at = from; bytes > 0;) {
+        ssize_t n = pwrite(fd, at, bytes, (off_t)off);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return -errno;
+        at += n, off += (uint64_t)n, bytes -= (uint64_t)n;
+    }
+    return 0;
+}
+
 uint32_t usable_cores(void)
 {
     cpu_set_t set;

@@ -6,6 +6,8 @@
 
 /* Fills to[bytes] from fd at off. 0, -ENODATA when the file ends before, or what pread said. */
 int read_at(int fd, void *to, uint64_t bytes, uint64_t off);
+/* All of from[bytes] into fd at off. 0, or what pwrite said. */
+int write_at(int fd, const void *from, uint64_t bytes, uint64_t off);
 /* Cores that this process may use; 1 when that cannot be told. */
 uint32_t usable_cores(void);
 

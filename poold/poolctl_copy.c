@@ -18,18 +18,7 @@ enum {
     PIECE_BYTES = 1 << 18,
 };
 
-/* ---- whole writes ---- */
-
-static int write_fd(int fd, const void *from, size_t n, uint64_t off)
-{
-    for (const char *at = from; n > 0;) {
-        ssize_t moved = pwrite(fd, at, n, (off_t)off);
-        if (moved < 0 && errno == EINTR) continue;
-        if (moved < 0) return -errno;
-        at += moved, off += (uint64_t)moved, n -= (size_t)moved;
-    }
-    return 0;
-}
+/* ---- pages ---- */
 
 /* Faults of its pages at once instead of one by one, where the kernel knows how. */
 static void touch(char *at, size_t n, int how)
@@ -55,9 +44,9 @@ static int out_flush(struct copy *c, struct out *o)
     const char *at = o->kept + o->off % PAGE_BYTES;
     size_t first = min_u64(-o->off % PAGE_BYTES, o->n);
     size_t whole = (o->n - first) / PAGE_BYTES * PAGE_BYTES, rest = o->n - first - whole;
-    int r = first ? write_fd(c->fd, at, first, o->off) : 0;
+    int r = first ? write_at(c->fd, at, first, o->off) : 0;
     if (r == 0 && whole) r = pages_put(&c->pages, at + first, whole, o->off + first);
-    if (r == 0 && rest) r = write_fd(c->fd, at + first + whole, rest, o->off + first + whole);
+    if (r == 0 && rest) r = write_at(c->fd, at + first + whole, rest, o->off + first + whole);
     o->off += o->n;
     o->n = 0;
     return r;
@@ -67,7 +56,7 @@ static int out_add(struct copy *c, struct out *o, const char *from, size_t n)
 {
     int r = 0;
     if (!o->kept) {
-        r = write_fd(c->fd, from, n, o->off);
+        r = write_at(c->fd, from, n, o->off);
         o->off += n;
     }
     while (o->kept && n > 0 && r == 0) {
@@ -143,7 +132,7 @@ int copy_begin_out(struct copy *c, bool many, bool with_fault)
     uint8_t page[SAVED_HEADER_BYTES];
     saved_seal(&c->h, page);
     if (many) (void)pages_open(&c->pages, c->fd, c->h.bytes, with_fault);
-    return write_fd(c->fd, page, sizeof(page), 0);
+    return write_at(c->fd, page, sizeof(page), 0);
 }
 
 void copy_end_out(struct copy *c) { pages_close(&c->pages); }
@@ -168,7 +157,7 @@ int copy_out(struct copy *c, uint32_t i)
     }
     if (r == 0 && mapped) r = out_flush(c, &to);
     p.head.checksum = xxh64_end(&p.sum);
-    if (r == 0) r = write_fd(c->fd, &p.head, sizeof(p.head), p.off);
+    if (r == 0) r = write_at(c->fd, &p.head, sizeof(p.head), p.off);
     if (mapped) pages_leave(&c->pages, p.off, n);
     return r;
 }

@@ -15,6 +15,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "common/system.h"
+
 /* The kernel's own faults (a read into the mapping) are not for us: so no privilege is needed. */
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
@@ -66,16 +68,6 @@ int pages_reserve(struct pages *p, uint64_t off, uint64_t n)
     return 0;
 }
 
-static int page_write(struct pages *p, const char *from, uint64_t off)
-{
-    for (size_t at = 0; at < PAGE_BYTES;) {
-        ssize_t n = pwrite(p->fd, from + at, PAGE_BYTES - at, (off_t)(off + at));
-        if (n < 0 && errno != EINTR) return -errno;
-        if (n > 0) at += (size_t)n;
-    }
-    return 0;
-}
-
 static int copy_in_fault(struct pages *p, const char *from, size_t n, uint64_t off)
 {
     for (size_t at = 0; at < n;) {
@@ -90,7 +82,7 @@ static int copy_in_fault(struct pages *p, const char *from, size_t n, uint64_t o
         if (r == -ENOMEM) return -ENOSPC;
         /* There already: a huge page came with its neighbour. */
         if (r == -EEXIST && c.copy <= 0) {
-            r = page_write(p, from + at, off + at);
+            r = write_at(p->fd, from + at, PAGE_BYTES, off + at);
             if (r < 0) return r;
             at += PAGE_BYTES;
             continue;
