@@ -190,8 +190,8 @@ __global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
     uint8_t *ring = shared + warp * slots<PACK, NT, DEEP>() * slot_bytes<PACK, NT>();
     const feed<PACK, M, NT> f(a, place, row0, first, lane);
     ring_fill<PACK, M, NT, DEEP>(f, ring, n);
-    /* A warp that has no rows leaves after the barriers. What the others need then is asked for now
-     * where there are registers for it. */
+    /* A warp that has no rows leaves after the barriers. What the others need then is asked for
+     * before the sums where there are registers for it. */
     const bool busy = warp < NT * 2, early = NT == 1;
     const uint32_t token = threadIdx.x / 8 % (NT * 8), of = threadIdx.x % 8 * 4;
     const uint32_t out = place.first + of, row = min(row0 + token, a.n_rows - 1);

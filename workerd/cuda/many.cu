@@ -16,6 +16,39 @@ template <int PACK> constexpr __host__ __device__ int shared_bytes()
     return TOTALS_BYTES + SLOTS * slot_bytes<PACK>();
 }
 
+/* Of one warp: the eight token rows and the half of 16 outputs' weights that it brings. */
+template <int PACK, int M> struct feed {
+    const uint8_t *w, *x;
+    int w_at, x_at, lane;
+
+    __device__ __forceinline__ feed(const cuda_product &a, const tile_place &p, uint32_t row0,
+                                    int warp, int lane)
+        : lane(lane)
+    {
+        const int t = warp / 2, half = warp % 2 * (piece<PACK>::bytes / 2);
+        w = weights_of<PACK, M>(a, p, t) + half + lane * 16;
+        w_at = t * piece<PACK>::bytes + half + lane * 16;
+        x = rows_of(a, row0, warp) + lane * 16;
+        x_at = OUT_TILES * piece<PACK>::bytes + warp * CUDA_X_BYTES + lane * 16;
+    }
+    __device__ __forceinline__ void ask_weights(uint8_t *slot, uint32_t i) const
+    {
+        const uint8_t *from = w + (uint64_t)i * piece<PACK>::bytes;
+        const int bytes = piece<PACK>::bytes / 2;
+#pragma unroll
+        for (int at = 0; at < bytes; at += WARP * 16)
+            if (at + WARP * 16 <= bytes || at + lane * 16 < bytes)
+                copy16(slot + w_at + at, from + at);
+    }
+    __device__ __forceinline__ void ask_rows(uint8_t *slot, uint32_t i) const
+    {
+        const uint8_t *from = x + (uint64_t)i * CUDA_X_BYTES;
+        uint8_t *to = slot + x_at;
+        copy16(to, from);
+        if (lane < (PACK == CUDA_Q8_0 ? 4 : 8)) copy16(to + 512, from + 512);
+    }
+};
+
 template <int PACK>
 __device__ __forceinline__ void piece_add(const uint8_t *slot, int warp, int lane,
                                           float acc[SUMS][4])

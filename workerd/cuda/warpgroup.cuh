@@ -110,24 +110,18 @@ __device__ __forceinline__ void group_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
+/* From here on: not before. */
+__device__ __forceinline__ void sum_settle(float &sum) { asm volatile("" : "+f"(sum)); }
+__device__ __forceinline__ void sum_settle(int &sum) { asm volatile("" : "+r"(sum)); }
 /* All products are done, and none of their sums is used before. */
-template <int N> __device__ __forceinline__ void group_wait(float d[N][4])
+template <int N, typename T> __device__ __forceinline__ void group_wait(T d[N][4])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            asm volatile("" : "+f"(d[n][i]));
-}
-template <int N> __device__ __forceinline__ void group_wait(int d[N][4])
-{
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            asm volatile("" : "+r"(d[n][i]));
+            sum_settle(d[n][i]);
 }
 
 /* What this thread wrote into shared memory is there for the tensor cores, after the next barrier.
