@@ -348,6 +348,16 @@ class Cistern:
     def stream(self, content, **fields):
         return Stream(self.connect(), chat_body(content, fields))
 
+    def crowd(self, chats):
+        """The streams of all (content, fields), answered at once, to their ends."""
+        streams = [self.stream(content, **fields) for content, fields in chats]
+        readers = [threading.Thread(target=s.read_all) for s in streams]
+        for r in readers:
+            r.start()
+        for r in readers:
+            r.join()
+        return streams
+
     def send(self, connection, content, **fields):
         """Asks for an answer in one piece and does not wait for it."""
         data = json.dumps(chat_body(content, fields)).encode()

@@ -3,7 +3,6 @@
 cards' own memory has no place for it = moved to another pipeline = after a stage's death, by the hash of
 each row's full logits. CISTERN_CARDS=2: the second stage is on the second card. That what stands in the
 cards' memory is what is said is seen by changing a key in the pool behind their backs."""
-import threading
 
 import pytest
 
@@ -46,16 +45,6 @@ def alone(request, demo_model):
     return settings, rows, [text(a) for a in answers]
 
 
-def crowd(c):
-    streams = [c.stream(content, **fields) for content, fields in CHATS]
-    readers = [threading.Thread(target=s.read_all) for s in streams]
-    for t in readers:
-        t.start()
-    for t in readers:
-        t.join()
-    return streams
-
-
 @pytest.mark.demo_model
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("resident", [None, 12 * CHUNK, 0])
@@ -67,7 +56,7 @@ def test_a_crowd(demo_model, alone, stages, resident):
     with Cistern(demo_model, stages, settings).start() as c:
         for again in (False, True):
             before = len(c.trace()) if again else 0
-            streams = crowd(c)
+            streams = c.crowd(CHATS)
             idle(c)
             together = list(c.trace().values())[before:]
             for i, s in enumerate(streams):

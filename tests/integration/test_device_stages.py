@@ -39,12 +39,7 @@ def rows_of(model, stages, peer, wanted):
         for content, fields in CHATS:
             c.chat(content, **fields)
         alone = list(c.trace().values())
-        streams = [c.stream(content, **fields) for content, fields in CHATS]
-        threads = [threading.Thread(target=s.read_all) for s in streams]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        c.crowd(CHATS)
         together = list(c.trace().values())[len(alone) :]
     for rows in alone:
         assert same_request(rows, together) == rows
@@ -73,12 +68,7 @@ def texts_of(model, stages, peer):
     with Cistern(model, stages, settings).start() as c:
         alone = [c.chat(content, **fields)["choices"] for content, fields in CHATS]
         for _ in range(3):
-            streams = [c.stream(content, **fields) for content, fields in CHATS]
-            threads = [threading.Thread(target=s.read_all) for s in streams]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
+            streams = c.crowd(CHATS)
             assert [s.text for s in streams] == [a[0]["message"]["content"] for a in alone]
     return alone
 

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import re
-import threading
 
 import pytest
 
@@ -109,12 +108,7 @@ def test_a_full_pool_refuses_or_ends_one(tiny_model):
     fields = {"max_tokens": 1900, "temperature": 0}
     with Cistern(tiny_model, settings=settings).start() as c:
         alone = [c.chat(words(20, i), **fields)["choices"][0]["message"]["content"] for i in (1, 2)]
-        streams = [c.stream(words(20, i), **fields) for i in (1, 2)]
-        readers = [threading.Thread(target=s.read_all) for s in streams]
-        for r in readers:
-            r.start()
-        for r in readers:
-            r.join()
+        streams = c.crowd([(words(20, i), fields) for i in (1, 2)])
         for s, text in zip(streams, alone):
             assert s.done and not s.error
             assert text.startswith(s.text)

@@ -11,6 +11,7 @@
 
 #include "common/base.h"
 #include "proto/kv_block.h"
+#include "tests/numerics/device_memory.h"
 #include "workerd/cuda/kernels.h"
 
 enum {
@@ -52,27 +53,6 @@ struct bench {
 };
 
 static enum cuda_tiles tiles_best;
-static void *got[32];
-static uint32_t n_got;
-
-static void ok(cudaError_t e) { ck_assert_msg(e == cudaSuccess, "%s", cudaGetErrorString(e)); }
-
-static void *get(uint64_t bytes, const void *from)
-{
-    void *p = NULL;
-    ok(cudaMalloc(&p, bytes));
-    if (from) ok(cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, NULL));
-    if (!from) ok(cudaMemsetAsync(p, 0, bytes, NULL));
-    ok(cudaStreamSynchronize(NULL));
-    got[n_got++] = p;
-    return p;
-}
-
-static void give_all(void)
-{
-    while (n_got > 0)
-        ok(cudaFree(got[--n_got]));
-}
 
 /* The device's bytes, for free(). */
 static void *read_back(const void *from, uint64_t bytes)

@@ -11,6 +11,7 @@
 
 #include "common/base.h"
 #include "common/gguf.h"
+#include "tests/numerics/device_memory.h"
 #include "workerd/cuda/kernels.h"
 
 enum { ROWS = 300, BLOCK = CUDA_BLOCK };
@@ -36,26 +37,6 @@ struct block {
 };
 
 static struct cuda_product_ways ways;
-static void *got[16];
-static uint32_t n_got;
-
-static void ok(cudaError_t e) { ck_assert_msg(e == cudaSuccess, "%s", cudaGetErrorString(e)); }
-
-static void *get(uint64_t bytes, const void *from)
-{
-    void *p = NULL;
-    ok(cudaMalloc(&p, bytes));
-    ok(cudaMemset(p, 0, bytes));
-    if (from) ok(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice));
-    got[n_got++] = p;
-    return p;
-}
-
-static void give_all(void)
-{
-    while (n_got > 0)
-        ok(cudaFree(got[--n_got]));
-}
 
 /* A half of 2^-12 to 2^-6, and its value. */
 static uint16_t random_half(float *value)
