@@ -33,7 +33,7 @@
 #include "proto/pool_shm.h"
 
 enum {
-    LINK_SHM_VERSION = 5,
+    LINK_SHM_VERSION = 6,
     LINK_SLOTS_PER_STAGE = 2, /* one being computed, one posted ahead */
     LINK_BIASES_MAX = 1088,   /* of a lane: what a client may say (1024), and end tokens (64) */
     LINK_TOP_MAX = 20,        /* alternatives beside a token; OpenAI's limit */
@@ -97,7 +97,8 @@ struct link_lane {   /* the head */
     uint32_t fed_back; /* not 0: its one row's token is what the window so many before this one
                           sampled */
     uint32_t fed_lane; /* as that window's lane number */
-    uint32_t pad_[6];
+    uint32_t kind;     /* enum link_kind, of all its rows; lanes of generated rows come first */
+    uint32_t pad_[5];
 };
 static_assert(sizeof(struct link_lane) == 128, "two cache lines a lane");
 
@@ -125,6 +126,8 @@ struct link_inbox {
     char text[136];     /* the device's name, as "cuda:1", or why there is none; ends with 0 */
 };
 static_assert(sizeof(struct link_inbox) == 256, "the same for whoever compiles it");
+
+enum link_kind { LINK_PROMPT, LINK_GENERATED };
 
 enum link_want_probs {
     LINK_PROBS_NONE,

@@ -40,6 +40,7 @@ struct window_lane {
 
 struct window {
     uint32_t n_rows, n_lanes;
+    uint32_t n_generated; /* rows before the first of the kind prompt: generated ones come first */
     const uint32_t *tokens; /* [n_rows], bounded by the vocabulary; read by the first stage */
     struct window_lane *lanes;
     const float *in; /* [n_rows][n_embd] from the stage before; NULL on the first */
