@@ -5,10 +5,10 @@
  * What the C files of the CUDA backend share. One backend is one card, one stream, and belongs to
  * the device thread.
  *
- * An operation is an entry of a list (list.c); sync launches the list, as a graph when its entries
- * are those of one that was captured before: what changes from window to window is read from fixed
- * addresses (window.c), not from the entries. K/V is written through to the pool, which is host
- * memory registered with the driver; GPU memory keeps copies of chunks (resident.c).
+ * An operation (operations.c) is an entry of a list; sync launches the list (list.c), as a graph
+ * when its entries are those of one that was captured before: what changes from window to window is
+ * read from fixed addresses (window.c), not from the entries. K/V is written through to the pool,
+ * which is host memory registered with the driver; GPU memory keeps copies of chunks (resident.c).
  */
 #include "proto/kv_block.h"
 #include "workerd/backend.h"
@@ -241,10 +241,17 @@ int32_t cuda_passing_take(struct backend *b, uint32_t chunk, uint32_t cells);
 void cuda_passing_layer(struct backend *b, uint32_t layer);
 uint8_t *cuda_passing_of(const struct backend *b, uint32_t layer);
 
-/* list.c: the operations of backend.h. */
+/* list.c: the list, and what backend.h says of launching it. */
 struct cuda_list *cuda_list_new(uint32_t max_ops);
 void cuda_list_free(struct cuda_list *l);
 void cuda_list_clear(struct cuda_list *l);
+void cuda_prepare(struct backend *b);
+void cuda_drop(struct backend *b);
+int cuda_launch(struct backend *b);
+bool cuda_done(struct backend *b);
+int cuda_sync(struct backend *b);
+
+/* operations.c: those of backend.h. */
 void cuda_turn_add(struct backend *b); /* the window's positions, before anything else */
 void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out);
 void cuda_written(struct backend_buffer *x, uint32_t n_rows);
@@ -266,11 +273,6 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
 void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
                  const struct backend_weight *w);
 void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows);
-void cuda_prepare(struct backend *b);
-void cuda_drop(struct backend *b);
-int cuda_launch(struct backend *b);
-bool cuda_done(struct backend *b);
-int cuda_sync(struct backend *b);
 
 /* Cells whose attention is summed by itself. */
 static inline uint32_t cuda_part_cells(const struct backend *b)

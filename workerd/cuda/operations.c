@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The operations of backend.h: each adds its launches to the window's list (list.c), with the
+ * arguments that their kernels take, and notes what the buffers hold then.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "workerd/cuda/list.h"
+
+/* Whether the launch added last may begin while the one before it ends. */
+static bool dependent(const struct backend *b)
+{
+    const struct cuda_op *before = cuda_op_back(b, 1);
+    return b->products.overlaps && before && before->kind != CUDA_OP_PASS;
+}
+
+void cuda_written(struct backend_buffer *x, uint32_t n_rows)
+{
+    x->n_rows = n_rows;
+    x->quantised = false;
+    x->scaled = false;
+    x->floats = true;
+}
+
+void cuda_turn_add(struct backend *b)
+{
+    struct cuda_turn *t = &cuda_op_add(b, CUDA_OP_TURN)->turn;
+    t->rows = b->rows;
+    t->freq = b->rope_freq;
+    t->rope = b->rope;
+    t->n_pairs = b->want.rope_dims / 2;
+    t->n_rows = b->n_rows;
+}
+
+void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table)
+{
+    cuda_turn_add(b);
+    struct cuda_lookup *a = &cuda_op_add(b, CUDA_OP_LOOKUP)->lookup;
+    a->rows = b->rows;
+    a->chosen = b->choices.token;
+    a->late = b->now->late;
+    a->table = table->m.codes;
+    a->type = table->type;
+    a->n_out = table->m.n_out;
+    a->n_rows = b->n_rows;
+    a->y = x->rows;
+    cuda_written(x, b->n_rows);
+}
+
+void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out)
+{
+    struct cuda_carry *a = &cuda_op_add(b, CUDA_OP_CARRY)->carry;
+    a->ways = b->ways;
+    a->x = x->rows.f;
+    a->n_quads = b->n_rows * x->rows.width / 4;
+    a->out = out;
+    a->dependent = dependent(b);
+}
+
+static struct cuda_rows_copy *copy_add(struct backend *b, enum cuda_op_kind kind,
+                                       const struct cuda_rows *x, uint32_t n_rows)
+{
+    struct cuda_rows_copy *c = &cuda_op_add(b, kind)->copy;
+    c->host = b->now->activations;
+    c->device = x->f;
+    c->bytes = (uint64_t)n_rows * x->width * sizeof(float);
+    return c;
+}
+
+void cuda_load(struct backend *b, struct backend_buffer *x, const float *host)
+{
+    cuda_turn_add(b);
+    b->now->load_bytes = copy_add(b, CUDA_OP_LOAD, &x->rows, b->n_rows)->bytes;
+    b->now->load_from = host;
+    cuda_written(x, b->n_rows);
+}
+
+void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
+{
+    b->now->store_bytes = copy_add(b, CUDA_OP_STORE, &x->rows, x->n_rows)->bytes;
+    b->now->store_to = host;
+}
+
+static void norm_add(struct backend *b, struct backend_buffer *y, const struct cuda_rows *x,
+                     const float *w, uint32_t n_rows)
+{
+    struct cuda_norm *a = &cuda_op_add(b, CUDA_OP_NORM)->norm;
+    a->x = *x;
+    a->y = y->rows;
+    a->w = w;
+    a->eps = b->want.eps;
+    a->scaled = true;
+    a->n_rows = n_rows;
+    a->dependent = dependent(b);
+    cuda_written(y, n_rows);
+}
+
+/* The product that made x, as the last thing so far, makes the codes as well; float32 values only
+ * when a matrix needs them (need). */
+void cuda_rms_norm(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
+                   const struct backend_weight *w)
+{
+    struct cuda_op *last = cuda_op_back(b, 0);
+    struct cuda_product *p = last && last->kind == CUDA_OP_PRODUCT ? &last->product : NULL;
+    if (!b->want.float32 && p && p->epilogue == CUDA_ADD && p->y.f == x->rows.f) {
+        p->norm = w->m.codes;
+        p->z = y->rows;
+        cuda_written(y, x->n_rows);
+        y->floats = false;
+        y->norm_of = x->rows;
+        y->norm_w = w->m.codes;
+    } else {
+        norm_add(b, y, &x->rows, w->m.codes, x->n_rows);
+    }
+    y->quantised = true;
+    y->scaled = true;
+}
+
+static bool is_float(const struct backend_weight *w)
+{
+    return w->pack == CUDA_F16 || w->pack == CUDA_F32;
+}
+
+/* What a matrix needs of x's rows and whoever wrote them didn't make: codes, or float32 values. */
+static void need(struct backend *b, struct backend_buffer *x, const struct backend_weight *w)
+{
+    if (is_float(w) && !x->floats) {
+        norm_add(b, x, &x->norm_of, x->norm_w, x->n_rows); /* the same codes again */
+        x->quantised = true;
+        x->scaled = true;
+    }
+    if (is_float(w) || x->quantised) return;
+    struct cuda_quantise *a = &cuda_op_add(b, CUDA_OP_QUANTISE)->quantise;
+    a->x = x->rows;
+    a->n_rows = x->n_rows;
+    x->quantised = true;
+}
+
+static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue epilogue,
+                                        struct backend_buffer *y, struct backend_buffer *x,
+                                        const struct backend_weight *w)
+{
+    need(b, x, w);
+    struct cuda_product *a = &cuda_op_add(b, CUDA_OP_PRODUCT)->product;
+    a->pack = w->pack;
+    a->epilogue = epilogue;
+    a->n_rows = x->n_rows;
+    a->n_matrices = 1;
+    a->m[0] = w->m;
+    a->dependent = dependent(b);
+    a->many = b->products.many;
+    a->deep_tiles = b->products.deep ? b->multiprocessors : 0;
+    a->scaled = x->scaled && !is_float(w);
+    a->eps = b->want.eps;
+    a->x = x->rows;
+    a->y = y->rows;
+    cuda_written(y, x->n_rows);
+    return a;
+}
+
+/* K and V are rounded by the attention that follows: of a lane's several rows each needs those
+ * before it. */
+static bool keeps_late(const struct backend *b)
+{
+    return b->flash && b->block.k_bits == 8 && b->block.v_bits == 8 && b->lone_rows;
+}
+
+void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer *x,
+              struct backend_weight *const w[3], uint32_t layer)
+{
+    struct cuda_product *a = NULL;
+    if (b->passing.n > 0) cuda_op_add(b, CUDA_OP_PASS)->layer = layer;
+    for (uint32_t i = 0; i < 3; i++) {
+        if (a && a->pack == w[i]->pack) {
+            a->m[a->n_matrices] = w[i]->m;
+            a->part[a->n_matrices++] = i;
+            continue;
+        }
+        a = product_add(b, CUDA_QKV, q, x, w[i]);
+        a->part[0] = i;
+        if (b->arena) a->kv = cuda_kv_of(b, layer);
+    }
+    if (!b->fresh || !b->arena || keeps_late(b)) return;
+    struct cuda_keep *k = &cuda_op_add(b, CUDA_OP_KEEP)->keep;
+    k->kv = cuda_kv_of(b, layer);
+    k->n_rows = x->n_rows;
+    k->dependent = dependent(b);
+}
+
+static struct cuda_attend *attend_add(struct backend *b, enum cuda_op_kind kind,
+                                      struct backend_buffer *y, const struct backend_buffer *q,
+                                      uint32_t layer)
+{
+    struct cuda_attend *a = &cuda_op_add(b, kind)->attend;
+    if (b->arena) a->kv = cuda_kv_of(b, layer);
+    a->q = q->rows;
+    a->y = y->rows;
+    a->scale = b->scale;
+    a->ml = b->part_ml;
+    a->o = b->part_o;
+    a->dependent = dependent(b);
+    return a;
+}
+
+/* All of a span's cells in one block of threads, or divided (window.c). */
+static void spans_attend(struct backend *b, struct backend_buffer *y,
+                         const struct backend_buffer *q, uint32_t layer)
+{
+    for (uint32_t i = 0; i < b->n_spans; i += b->span_turn) {
+        struct cuda_attend *a = attend_add(b, CUDA_OP_FLASH_TILES, y, q, layer);
+        a->spans = b->spans;
+        a->first_row = i;
+        a->n_rows = min_u32(b->span_turn, b->n_spans - i);
+        a->stretches = b->span_stretches;
+        a->each = b->span_each;
+        a->tiles = b->tiles;
+    }
+}
+
+/* Rows in turns, as many as the partial sums have room for. */
+void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backend_buffer *q,
+                 uint32_t layer)
+{
+    uint32_t splits = 1, cells = cuda_part_cells(b), need = (b->longest + cells - 1) / cells;
+    while (splits < need)
+        splits *= 2;
+    uint32_t rows = (uint32_t)min_u64(b->part_rows_splits / splits, UINT16_MAX);
+    cuda_written(y, q->n_rows);
+    y->quantised = b->n_spans == 0 && b->want.head_dim % CUDA_BLOCK == 0;
+    for (uint32_t i = 0; i < b->n_listed; i += rows) {
+        struct cuda_attend *a =
+            attend_add(b, b->flash ? CUDA_OP_FLASH : CUDA_OP_ATTEND, y, q, layer);
+        a->listed = b->n_spans ? b->listed : NULL;
+        a->first_row = i;
+        a->n_rows = min_u32(rows, b->n_listed - i);
+        a->n_splits = splits;
+        a->together = cuda_together(b, a->n_rows, splits);
+        a->keep = keeps_late(b);
+        a->alone = b->lone_rows;
+        a->quantise = y->quantised;
+    }
+    if (b->n_spans > 0) spans_attend(b, y, q, layer);
+}
+
+void cuda_project(struct backend *b, struct backend_buffer *x, struct backend_buffer *y,
+                  const struct backend_weight *w)
+{
+    (void)product_add(b, CUDA_ADD, x, y, w);
+}
+
+void cuda_gate_up(struct backend *b, struct backend_buffer *h, struct backend_buffer *x,
+                  const struct backend_weight *gate, const struct backend_weight *up)
+{
+    if (gate->pack == up->pack) {
+        struct cuda_product *a = product_add(b, CUDA_GATE, h, x, gate);
+        a->m[1] = up->m;
+        a->n_matrices = 2;
+    } else {
+        (void)product_add(b, CUDA_STORE, h, x, gate);
+        (void)product_add(b, CUDA_GATED, h, x, up);
+    }
+    h->quantised = true;
+}
+
+void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
+                 const struct backend_weight *w)
+{
+    (void)product_add(b, CUDA_STORE, y, x, w);
+}
+
+void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
+               const uint32_t *rows, uint32_t n)
+{
+    if (n > CUDA_PICKS) b->refused = -EINVAL;
+    if (b->refused) return;
+    memcpy(b->now->picks, rows, n * sizeof(*rows));
+    (void)cuda_ok(b, cudaMemcpyAsync(b->picks, b->now->picks, n * sizeof(*rows),
+                                     cudaMemcpyHostToDevice, b->stream));
+    struct cuda_pick *a = &cuda_op_add(b, CUDA_OP_PICK)->pick;
+    a->x = x->rows;
+    a->y = y->rows;
+    a->rows = b->picks;
+    a->n_rows = n;
+    cuda_written(y, n);
+}
+
+void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows)
+{
+    if (cuda_choices_up(b, rows, x->n_rows)) {
+        struct cuda_argmax *a = &cuda_op_add(b, CUDA_OP_ARGMAX)->argmax;
+        a->x = x->rows;
+        a->n_rows = x->n_rows;
+        a->n_vocab = b->want.n_vocab;
+        a->token = b->choices.token;
+        a->host_token = b->choices.host_token;
+        a->dependent = dependent(b);
+        return;
+    }
+    struct cuda_sample *a = &cuda_op_add(b, CUDA_OP_SAMPLE)->sample;
+    *a = b->choices;
+    a->x = x->rows;
+    a->n_rows = x->n_rows;
+    a->dependent = dependent(b);
+}
