@@ -4,8 +4,8 @@
 /*
  * A device as a model sees it: one table of operations, no optional entries. The operations of a
  * window are enqueued between begin and launch or sync and run in that order; they return nothing,
- * the first failure sticks and sync returns it. Buffers and weights belong to the backend and go
- * with it. Called from the device thread only.
+ * the window's first failure sticks and its launch or sync returns it. Buffers and weights belong
+ * to the backend and go with it. Called from the device thread only.
  *
  * What every implementation must keep (ARCHITECTURE.md, Exactness): a token row's bits are a
  * function of the tokens before it and its position, not of the rows beside it, of the number of
@@ -132,7 +132,7 @@ struct backend_ops {
     void (*drop)(struct backend *b);
     /* Starts what is enqueued without waiting for it, and returns 1: the next window may begin
      * before the sync of this one. Two are begun and not waited for at most. 0: this device
-     * computes in sync, which comes next. Or a negative errno. */
+     * computes in sync, which comes next. Or a negative errno: then it isn't begun any more. */
     int (*launch)(struct backend *b);
     bool (*done)(
         struct backend *b); /* whether sync would return the window started first at once */

@@ -56,6 +56,8 @@ struct model {
     bool prepared;     /* now is, and is not started yet */
 };
 
+static struct flight *other_flight(struct model *m) { return &m->flight[m->now == &m->flight[0]]; }
+
 static bool is_first(const struct model *m) { return m->want.first_layer == 0; }
 static bool is_last(const struct model *m)
 {
@@ -497,6 +499,7 @@ int model_prepare(struct model *m, struct window *w)
     if (r == 0 && may_fly) r = enqueue(m, w);
     if (r == 0 && may_fly) m->ops->prepare(m->backend);
     m->prepared = r == 0;
+    if (r < 0 && m->n_flying > 0) m->now = other_flight(m);
     return r;
 }
 
@@ -506,6 +509,7 @@ int model_launch(struct model *m)
     struct flight *f = m->now;
     m->prepared = false;
     int r = f->flies ? m->ops->launch(m->backend) : enqueue(m, f->w);
+    if (r < 0 && m->n_flying > 0) m->now = other_flight(m);
     if (r < 0) return r;
     m->n_flying += (uint32_t)r;
     return r ? r : head_wait(m, f);
@@ -531,7 +535,7 @@ int model_finish(struct model *m)
 {
     assert(m->n_flying > 0);
     bool other = m->n_flying + m->prepared == 2;
-    struct flight *f = other ? &m->flight[m->now == &m->flight[0]] : m->now;
+    struct flight *f = other ? other_flight(m) : m->now;
     m->n_flying--;
     return head_wait(m, f);
 }

@@ -278,6 +278,42 @@ START_TEST(who_needs_the_host_waits_for_the_window_before)
 }
 END_TEST
 
+static void prepared_run(struct talk *t, struct talk_window *w, struct window *window)
+{
+    ck_assert_int_eq(rig_prepare(t->r, 0, window, w->lanes, w->n_lanes, w->tokens), 0);
+    ck_assert_int_eq(model_launch(t->r->stage[0]), 1);
+}
+
+/* A window whose rows are to go into an inbox that isn't open. */
+START_TEST(a_refused_window_is_no_failure_of_the_one_before)
+{
+    if (!rig_device()) return;
+    struct talk *t = talk_new(0, 2);
+    struct talk_window w;
+    struct window window;
+    size_t bytes = sizeof(float) * t->r->facts.n_embd;
+    float *rows = xcalloc(1, bytes);
+    window_make(t, 1, NULL, false, &w);
+    ck_assert_uint_eq(w.n_lanes, 1);
+    rig_run(t->r, w.lanes, w.n_lanes, w.tokens, NULL, NULL);
+    memcpy(rows, t->r->link[0], bytes);
+    memset(t->r->link[0], 0xff, bytes);
+    prepared_run(t, &w, &window);
+    struct window refused = window;
+    refused.out = NULL;
+    refused.out_inbox = true;
+    ck_assert_int_eq(model_start(t->r->stage[0], &refused), -EINVAL);
+    ck_assert_int_eq(model_finish(t->r->stage[0]), 0);
+    ck_assert_int_eq(memcmp(t->r->link[0], rows, bytes), 0);
+    memset(t->r->link[0], 0xff, bytes);
+    prepared_run(t, &w, &window);
+    ck_assert_int_eq(model_finish(t->r->stage[0]), 0);
+    ck_assert_int_eq(memcmp(t->r->link[0], rows, bytes), 0);
+    free(rows);
+    talk_free(t);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     folder = argc > 1 ? argv[1] : ".";
@@ -288,6 +324,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(tc, windows_prepared_ahead_equal_windows_in_turn, 0, ARRAY_LEN(subjects));
     tcase_add_loop_test(tc, fed_windows_equal_windows_in_turn, 0, ARRAY_LEN(subjects));
     tcase_add_test(tc, who_needs_the_host_waits_for_the_window_before);
+    tcase_add_test(tc, a_refused_window_is_no_failure_of_the_one_before);
     Suite *s = suite_create("feed");
     suite_add_tcase(s, tc);
     SRunner *runner = srunner_create(s);

@@ -78,7 +78,7 @@ static uint32_t choice_add(struct backend *b, const struct sampler_row *r, uint3
     struct cuda_choice *c = &b->now->choices[i];
     *c = choice_of(r);
     if ((uint64_t)n_words + 2 * (uint64_t)c->n_biases + c->n_past > b->max_words) {
-        b->refused = -E2BIG;
+        cuda_refuse(b, -E2BIG);
         return n_words;
     }
     c->first_bias = n_words;
@@ -96,10 +96,10 @@ bool cuda_choices_up(struct backend *b, struct sampler_row *rows, uint32_t n)
     uint32_t n_words = 0;
     b->now->sampled = rows;
     b->now->n_sampled = n;
-    if (n > CUDA_PICKS) b->refused = -EINVAL;
+    if (n > CUDA_PICKS) cuda_refuse(b, -EINVAL);
     for (uint32_t i = 0; i < n && greedy; i++)
         greedy = sampler_is_greedy(&rows[i]);
-    if (greedy || b->refused) return greedy;
+    if (greedy || b->now->refused) return greedy;
     for (uint32_t i = 0; i < n; i++)
         n_words = choice_add(b, &rows[i], i, n_words);
     (void)cuda_ok(b, cudaMemcpyAsync((void *)b->choices.choices, b->now->choices,

@@ -90,6 +90,10 @@ struct cuda_flight {
     const float *load_from; /* where load finds its rows, and store's go; NULL: nowhere */
     float *store_to;
     uint64_t load_bytes, store_bytes;
+    /* Its own first failure since begin, of CUDA, and of what isn't CUDA's: negative errno. Then
+     * nothing more of it is launched. */
+    cudaError_t failed;
+    int refused;
 };
 
 struct cuda_copy { /* from device to device */
@@ -106,8 +110,6 @@ struct backend {
     int device, capability; /* capability: 90 for 9.0 */
     char name[64];
     cudaStream_t stream;
-    cudaError_t failed; /* the first failure since begin */
-    int refused;        /* the same for what isn't CUDA's: negative errno */
 
     struct cuda_memory *memory; /* everything allocated on the device, and pinned */
     struct cuda_budget budget;
@@ -280,11 +282,25 @@ static inline uint32_t cuda_part_cells(const struct backend *b)
     return b->flash ? CUDA_FLASH_CELLS : CUDA_SPLIT_CELLS;
 }
 
-/* Keeps the first failure. True when there is none. */
-static inline bool cuda_ok(struct backend *b, cudaError_t e)
+/* Keeps a window's first failure: that of the last begin is what calls are made for until the next.
+ * What the card itself does wrong is told to every call from then on, so to the windows on both
+ * sides as well, and ends the process. True when there is none. */
+static inline bool cuda_flight_ok(struct cuda_flight *f, cudaError_t e)
 {
-    if (b->failed == cudaSuccess) b->failed = e;
+    if (f->failed == cudaSuccess) f->failed = e;
     return e == cudaSuccess;
+}
+static inline bool cuda_ok(struct backend *b, cudaError_t e) { return cuda_flight_ok(b->now, e); }
+
+static inline void cuda_refuse(struct backend *b, int error)
+{
+    if (b->now->refused == 0) b->now->refused = error;
+}
+
+/* Whether more of the window may be launched. */
+static inline bool cuda_is_well(const struct backend *b)
+{
+    return b->now->refused == 0 && b->now->failed == cudaSuccess;
 }
 
 #endif

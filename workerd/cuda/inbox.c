@@ -75,8 +75,8 @@ void cuda_inbox(struct backend *b, uint32_t n_slots, struct link_inbox *ret)
 
 void cuda_take(struct backend *b, struct backend_buffer *x, uint32_t slot)
 {
-    if (!b->inbox) b->refused = -EINVAL;
-    if (b->refused) return;
+    if (!b->inbox) cuda_refuse(b, -EINVAL);
+    if (b->now->refused) return;
     uint8_t *at = b->inbox + SLOTS_OFF + slot * b->inbox_slot_bytes;
     cuda_turn_add(b);
     if (b->n_rows <= CUDA_ROWS_GRAPH) {
@@ -162,8 +162,8 @@ void cuda_peer_close(struct backend *b)
 
 void cuda_give(struct backend *b, uint32_t slot, const struct backend_buffer *x)
 {
-    if (!b->peer) b->refused = -EINVAL;
-    if (b->refused) return;
+    if (!b->peer) cuda_refuse(b, -EINVAL);
+    if (b->now->refused) return;
     uint8_t *at = b->peer + b->peer_off + slot * b->peer_slot_bytes;
     if (b->n_rows <= CUDA_ROWS_GRAPH) {
         b->now->ways->out = (float *)at;
@@ -178,6 +178,6 @@ void cuda_copy_launch(struct backend *b, struct cuda_copy *c)
 {
     void *to = c->to;
     c->to = NULL;
-    if (!to || b->refused || b->failed != cudaSuccess) return;
+    if (!to || !cuda_is_well(b)) return;
     (void)cuda_ok(b, cudaMemcpyAsync(to, c->from, c->bytes, cudaMemcpyDeviceToDevice, b->stream));
 }

@@ -70,7 +70,7 @@ struct cuda_op *cuda_op_add(struct backend *b, enum cuda_op_kind kind)
     if (l->n_ops < l->max_ops)
         op = &l->op[l->n_ops++];
     else
-        b->refused = -ENOBUFS;
+        cuda_refuse(b, -ENOBUFS);
     memset(op, 0, sizeof(*op));
     op->kind = kind;
     return op;
@@ -127,7 +127,7 @@ static cudaError_t op_launch(cudaStream_t s, const struct cuda_op *op)
 
 static void ops_launch(struct backend *b)
 {
-    for (uint32_t i = 0; i < b->list->n_ops && b->failed == cudaSuccess; i++) {
+    for (uint32_t i = 0; i < b->list->n_ops && cuda_is_well(b); i++) {
         const struct cuda_op *op = &b->list->op[i];
         if (op->kind == CUDA_OP_PASS)
             cuda_passing_layer(b, op->layer);
@@ -179,17 +179,17 @@ static struct graph *list_graph(struct backend *b)
     return g;
 }
 
-static int outcome(const struct backend *b)
+static int outcome(const struct backend *b, const struct cuda_flight *f)
 {
-    if (b->failed != cudaSuccess) log_error("%s: %s", b->name, cudaGetErrorString(b->failed));
-    return b->refused ? b->refused : b->failed != cudaSuccess ? -EIO : 0;
+    if (f->failed != cudaSuccess) log_error("%s: %s", b->name, cudaGetErrorString(f->failed));
+    return f->refused ? f->refused : f->failed != cudaSuccess ? -EIO : 0;
 }
 
 void cuda_prepare(struct backend *b)
 {
     b->prepared = true;
     b->list->prepared = NULL;
-    if (b->refused || b->failed != cudaSuccess) return;
+    if (!cuda_is_well(b)) return;
     const struct cuda_ways *ways = b->now->ways;
     if (ways->in || ways->out)
         (void)cuda_ok(
@@ -207,30 +207,44 @@ void cuda_drop(struct backend *b)
     (void)cuda_ok(b, cudaStreamSynchronize(b->stream)); /* its copies to the device */
 }
 
-int cuda_launch(struct backend *b)
+static struct cuda_flight *other_flight(struct backend *b)
 {
-    if (!b->prepared) cuda_prepare(b);
-    b->prepared = false;
-    const struct graph *g = b->list->prepared;
-    if (!b->refused) cuda_window_late(b);
-    cuda_copy_launch(b, &b->take_late);
-    if (!b->refused && b->failed == cudaSuccess && g)
-        (void)cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
-    else if (!b->refused)
-        ops_launch(b);
-    b->list->n_ops = 0;
-    cuda_copy_launch(b, &b->give_late);
-    (void)cuda_ok(b, cudaEventRecord(b->now->done, b->stream));
-    int r = outcome(b);
-    if (r < 0) return r;
-    b->n_flying++;
-    return 1;
+    return &b->flight[b->now == &b->flight[0]];
 }
 
 /* The one before the last begun, when that is on its way. */
 static struct cuda_flight *first_flying(struct backend *b)
 {
-    return b->n_flying + b->prepared == 2 ? &b->flight[b->now == &b->flight[0]] : b->now;
+    return b->n_flying + b->prepared == 2 ? other_flight(b) : b->now;
+}
+
+/* One that isn't computed: that before it, if there is one, is the last begun again. */
+static int window_leave(struct backend *b, int error)
+{
+    cuda_window_undo(b);
+    b->now->n_sampled = 0;
+    if (b->n_flying > 0) b->now = other_flight(b);
+    return error;
+}
+
+int cuda_launch(struct backend *b)
+{
+    if (!b->prepared) cuda_prepare(b);
+    b->prepared = false;
+    const struct graph *g = b->list->prepared;
+    if (!b->now->refused) cuda_window_late(b);
+    cuda_copy_launch(b, &b->take_late);
+    if (cuda_is_well(b) && g)
+        (void)cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
+    else
+        ops_launch(b);
+    b->list->n_ops = 0;
+    cuda_copy_launch(b, &b->give_late);
+    (void)cuda_ok(b, cudaEventRecord(b->now->done, b->stream));
+    int r = outcome(b, b->now);
+    if (r < 0) return window_leave(b, r);
+    b->n_flying++;
+    return 1;
 }
 
 bool cuda_done(struct backend *b)
@@ -244,9 +258,9 @@ int cuda_sync(struct backend *b)
     int r = b->n_flying == 0 ? cuda_launch(b) : 0;
     if (r < 0) return r;
     struct cuda_flight *f = first_flying(b);
-    (void)cuda_ok(b, cudaEventSynchronize(f->done));
+    (void)cuda_flight_ok(f, cudaEventSynchronize(f->done));
     b->n_flying--;
-    r = outcome(b);
+    r = outcome(b, f);
     if (r == 0 && f->store_to) memcpy(f->store_to, f->activations, f->store_bytes);
     if (r == 0) cuda_choices_read(f);
     f->n_sampled = 0;

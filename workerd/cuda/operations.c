@@ -272,8 +272,8 @@ void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buf
 void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
                const uint32_t *rows, uint32_t n)
 {
-    if (n > CUDA_PICKS) b->refused = -EINVAL;
-    if (b->refused) return;
+    if (n > CUDA_PICKS) cuda_refuse(b, -EINVAL);
+    if (b->now->refused) return;
     memcpy(b->now->picks, rows, n * sizeof(*rows));
     (void)cuda_ok(b, cudaMemcpyAsync(b->picks, b->now->picks, n * sizeof(*rows),
                                      cudaMemcpyHostToDevice, b->stream));

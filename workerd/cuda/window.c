@@ -314,8 +314,8 @@ void cuda_begin(struct backend *b, const struct window *w)
     *b->now->ways = (struct cuda_ways){0};
     b->choices.host_token = b->now->tokens;
     b->choices.probs = b->now->probs;
-    b->failed = cudaSuccess;
-    b->refused = b->arena ? 0 : -EINVAL;
+    b->now->failed = cudaSuccess;
+    b->now->refused = b->arena ? 0 : -EINVAL;
     b->n_rows = w->n_rows;
     b->lone_rows = true;
     b->longest = 0;
@@ -324,11 +324,11 @@ void cuda_begin(struct backend *b, const struct window *w)
     b->n_listed = 0;
     b->passing.n = 0;
     b->window++;
-    for (uint32_t i = 0; i < w->n_lanes && !b->refused; i++) {
+    for (uint32_t i = 0; i < w->n_lanes && !b->now->refused; i++) {
         const struct window_lane *l = &w->lanes[i];
         uint64_t end = (uint64_t)l->pos + l->n_rows;
         if (end > (uint64_t)b->table_room << b->chunk_shift) {
-            b->refused = -EINVAL;
+            cuda_refuse(b, -EINVAL);
             return;
         }
         place_lane(b, i, l);
@@ -337,7 +337,7 @@ void cuda_begin(struct backend *b, const struct window *w)
         place_rows(b, w, i);
         b->lone_rows = b->lone_rows && l->n_rows == 1;
     }
-    if (b->refused) return;
+    if (b->now->refused) return;
 #ifdef CISTERN_DEATH_POINTS
     if (DEATH_TRAP("window-begun")) (void)cuda_ok(b, cuda_launch_trap(b->stream));
 #endif
