@@ -111,7 +111,7 @@ static void bench_init(struct bench *b, const struct subject *s)
     give_all(); /* of one that failed */
     srand(3);
     const uint32_t n = s->n_in / BLOCK, k_pad = (n + 1) / 2 * CUDA_PIECE;
-    const uint32_t eights = (ROWS + CUDA_X_ROWS - 1) / CUDA_X_ROWS;
+    const uint64_t eights = round_up_u64(ROWS, CUDA_X_WHOLE) / CUDA_X_ROWS;
     const uint64_t tiles = (s->n_out + CUDA_TILE - 1) / CUDA_TILE * (CUDA_TILE / 16);
     *b = (struct bench){.s = *s, .n_blocks = n};
     b->w = xcalloc((uint64_t)s->n_out * n, sizeof(*b->w));
@@ -139,12 +139,12 @@ static void bench_init(struct bench *b, const struct subject *s)
         .pack = s->pack,
         .epilogue = CUDA_STORE,
         .n_matrices = 1,
-        .m = {{codes, s->n_out, s->n_in}                                     },
+        .m = {{codes, s->n_out, s->n_in}                           },
         .x = {      .f = get((uint64_t)ROWS * s->n_in * sizeof(*f), f),
-              .q = get((uint64_t)eights * (k_pad / CUDA_PIECE) * CUDA_X_BYTES, NULL),
+              .q = get(eights * (k_pad / CUDA_PIECE) * CUDA_X_BYTES, NULL),
               .width = s->n_in,
               .k_pad = k_pad},
-        .y = { .f = get((uint64_t)ROWS * s->n_out * sizeof(*f),                                                                                                       NULL), .width = s->n_out},
+        .y = { .f = get((uint64_t)ROWS * s->n_out * sizeof(*f),                                                                                             NULL), .width = s->n_out},
     };
     ok(cuda_launch_quantise(NULL, &b->a.x, ROWS));
     free(file);

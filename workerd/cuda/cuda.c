@@ -175,7 +175,7 @@ static int buffer_new(struct backend *b, uint32_t max_rows, uint32_t width,
     x->max_rows = max_rows;
     x->rows = (struct cuda_rows){.width = width, .k_pad = k_pad};
     x->rows.f = cuda_get(b, (uint64_t)max_rows * width * sizeof(float));
-    uint64_t eights = (max_rows + CUDA_X_ROWS - 1) / CUDA_X_ROWS;
+    uint64_t eights = round_up_u64(max_rows, CUDA_X_WHOLE) / CUDA_X_ROWS;
     x->rows.q = cuda_get(b, eights * (k_pad / CUDA_PIECE) * CUDA_X_BYTES);
     x->rows.squares = cuda_get(b, (uint64_t)max_rows * (k_pad / CUDA_BLOCK) * sizeof(float));
     if (!x->rows.f || !x->rows.q || !x->rows.squares) return -ENOMEM;

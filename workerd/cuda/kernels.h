@@ -23,6 +23,7 @@ enum {
     CUDA_TILE = 32,      /* outputs of a product's tile: one block of what it makes */
     CUDA_RANGES = 8,     /* of a product's k: summed apart, then joined in order */
     CUDA_X_ROWS = 8,     /* token rows whose codes lie together */
+    CUDA_X_WHOLE = 32,   /* a buffer's rows are a multiple: of those missing, scales are read */
     CUDA_X_SCALES = 512, /* in a piece of eight rows: codes, then scales, then sums */
     CUDA_X_SUMS = 576,
     CUDA_X_BYTES = 640,
