@@ -17,13 +17,13 @@
 #include "common/config.h"
 #include "common/cuda_host.h"
 #include "common/death.h"
+#include "common/system.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
 enum {
-    PAGE_BYTES = 4096,
     FILL_THREADS_MAX = 64,
 };
 static const size_t fill_step_bytes = 64 << 20; /* what a thread takes at once */

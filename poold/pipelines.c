@@ -12,10 +12,10 @@
 
 #include "common/death.h"
 #include "common/log.h"
+#include "common/system.h"
 #include "poold/daemon.h"
 
 enum {
-    PAGE_BYTES = 4096,
     RESUME_US = 60000000, /* that a waiting row is kept for its gateway */
     LATE_US = 500000,     /* between two looks at the deadlines, twice as long as meant */
     STRAY_BEATS = 4,      /* beats in another life before a new one is made: about a second */

@@ -127,11 +127,11 @@ static int get(struct copy *c, struct place *p, char *to, uint64_t n, uint64_t *
     return 0;
 }
 
-int copy_begin_out(struct copy *c, bool many, bool with_fault)
+int copy_begin_out(struct copy *c, bool many)
 {
     uint8_t page[SAVED_HEADER_BYTES];
     saved_seal(&c->h, page);
-    if (many) (void)pages_open(&c->pages, c->fd, c->h.bytes, with_fault);
+    if (many) (void)pages_open(&c->pages, c->fd, c->h.bytes);
     return write_at(c->fd, page, sizeof(page), 0);
 }
 
@@ -158,7 +158,7 @@ int copy_out(struct copy *c, uint32_t i)
     if (r == 0 && mapped) r = out_flush(c, &to);
     p.head.checksum = xxh64_end(&p.sum);
     if (r == 0) r = write_at(c->fd, &p.head, sizeof(p.head), p.off);
-    if (mapped) pages_leave(&c->pages, p.off, n);
+    if (mapped) leave(c->pages.map + p.off, n);
     return r;
 }
 

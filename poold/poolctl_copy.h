@@ -23,9 +23,8 @@ struct copy {
 };
 
 /* The file's first bytes. many: more threads will store than writes can serve, which wait for each
- * other in one file (about 3.4 GB/s on tmpfs); there its pages are made in a mapping, with_fault:
- * by a userfaultfd if it can be had. */
-int copy_begin_out(struct copy *c, bool many, bool with_fault);
+ * other in one file (about 3.4 GB/s on tmpfs); there its pages are made in a mapping. */
+int copy_begin_out(struct copy *c, bool many);
 /* Nobody stores any more. */
 void copy_end_out(struct copy *c);
 /* Chunk i into the file. */

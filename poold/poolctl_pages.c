@@ -36,17 +36,17 @@ static int fault_open(const struct pages *p)
     return -1;
 }
 
-bool pages_open(struct pages *p, int fd, uint64_t bytes, bool with_fault)
+bool pages_open(struct pages *p, int fd, uint64_t bytes)
 {
     struct statfs fs;
     *p = (struct pages){.fd = fd, .fault = -1};
     if (fstatfs(fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC) return false;
     if (ftruncate(fd, (off_t)bytes) < 0) return false;
-    p->bytes = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    p->bytes = round_up_u64(bytes, PAGE_BYTES);
     void *at = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) return false;
     p->map = at;
-    if (with_fault) p->fault = fault_open(p);
+    p->fault = fault_open(p);
     /* Linux before 5.14 can't say that there is no room; no byte is asked for to hear of it. */
     bool can = p->fault >= 0 || madvise(at, 0, MADV_POPULATE_WRITE) == 0;
     if (!can) pages_close(p);
@@ -100,10 +100,4 @@ int pages_put(struct pages *p, const char *from, size_t n, uint64_t off)
         return errno == EFAULT ? -ENOSPC : -errno;
     memcpy(p->map + off, from, n);
     return 0;
-}
-
-void pages_leave(const struct pages *p, uint64_t off, uint64_t n)
-{
-    uint64_t before = off % PAGE_BYTES;
-    (void)madvise(p->map + off - before, before + n, MADV_DONTNEED);
 }

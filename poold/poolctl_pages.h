@@ -7,13 +7,11 @@
  * without the file's lock. Where it can't be had (Linux before 5.11, a sandbox), fallocate makes
  * pages ahead of the faults, by one thread at a time.
  *
- * Nobody but pages_put touches the mapping.
+ * Nobody but pages_put stores into the mapping.
  */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-enum { PAGE_BYTES = 4096 };
 
 struct pages {
     int fd, fault; /* fault: a userfaultfd; -1: none */
@@ -22,15 +20,12 @@ struct pages {
 };
 
 /* Gives the file its size. False: it isn't on tmpfs, or can't be mapped; pages_close needs not be
- * called. with_fault: a userfaultfd may be used. */
-bool pages_open(struct pages *p, int fd, uint64_t bytes, bool with_fault);
+ * called. */
+bool pages_open(struct pages *p, int fd, uint64_t bytes);
 void pages_close(struct pages *p);
 /* Before the pages of these bytes are put. -ENOSPC. */
 int pages_reserve(struct pages *p, uint64_t off, uint64_t n);
 /* Whole pages, of which few are there yet. -ENOSPC. */
 int pages_put(struct pages *p, const char *from, size_t n, uint64_t off);
-/* Whoever put these pages is done with them: taken off the mapping by each thread, not all at the
- * end by one. */
-void pages_leave(const struct pages *p, uint64_t off, uint64_t n);
 
 #endif

@@ -211,7 +211,7 @@ static void start(struct ctl *c)
     for (uint32_t l = 0; r == 0 && l < t.copy.h.geometry.n_layers; l++)
         if (!t.copy.layer[l]) r = -EPROTO;
     if (r < 0) return ctl_fail(c, EXIT_REFUSED, "poold handed over a row that makes no sense");
-    r = t.save ? copy_begin_out(&t.copy, crew_size(&t.copy.h) >= CREW_MANY, true) : 0;
+    r = t.save ? copy_begin_out(&t.copy, crew_size(&t.copy.h) >= CREW_MANY) : 0;
     if (r < 0) return file_fails(c, r, "cannot be written");
     t.ring = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = t.ring < 0 ? -errno : loop_add_fd(c->loop, t.ring, EPOLLIN, on_ring, c, &t.ringing);

@@ -14,8 +14,7 @@
 #include <sys/stat.h>
 
 #include "common/death.h"
-
-enum { PAGE_BYTES = 4096 };
+#include "common/system.h"
 
 static void segment_point(struct segment *s)
 {

@@ -228,9 +228,13 @@ void cuda_resident_free(struct backend *b);
 int32_t cuda_resident_take(struct backend *b, uint64_t entry, uint32_t before, uint32_t after);
 /* Of this chunk at most so many cells are what the pool has. */
 void cuda_resident_cut(struct backend *b, uint32_t chunk, uint32_t cells);
-/* Cells of a chunk from the pool to the device, of one layer, in whole blocks. */
-void cuda_resident_copy(struct backend *b, cudaStream_t s, uint32_t layer, uint32_t chunk,
-                        uint32_t cells, uint8_t *to);
+/* Cells from a chunk's first on, maybe of its neighbours too, from the pool to the device, of one
+ * layer, in whole blocks. */
+struct cuda_fetch {
+    uint32_t layer, chunk, cells;
+    uint8_t *to;
+};
+void cuda_resident_copy(struct backend *b, cudaStream_t s, const struct cuda_fetch *f);
 
 /* passing.c. The room for n chunks at once: bytes that it takes, 0 when there is no memory. */
 int cuda_passing_open(struct backend *b);

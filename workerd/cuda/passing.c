@@ -81,8 +81,9 @@ static void layer_copy(struct backend *b, uint32_t layer)
         uint32_t cells = first->cells;
         for (n = 1; i + n < p->n && cells == n * whole && first[n].chunk == first->chunk + n; n++)
             cells += first[n].cells;
-        cuda_resident_copy(b, p->stream, layer, first->chunk, cells,
-                           cuda_passing_of(b, layer) + i * b->chunk_bytes);
+        struct cuda_fetch f = {layer, first->chunk, cells,
+                               cuda_passing_of(b, layer) + i * b->chunk_bytes};
+        cuda_resident_copy(b, p->stream, &f);
     }
 }
 

@@ -81,12 +81,12 @@ static int32_t place_find(struct backend *b)
     return CUDA_NOT_RESIDENT;
 }
 
-void cuda_resident_copy(struct backend *b, cudaStream_t s, uint32_t layer, uint32_t chunk,
-                        uint32_t cells, uint8_t *to)
+void cuda_resident_copy(struct backend *b, cudaStream_t s, const struct cuda_fetch *f)
 {
-    uint32_t block_cells = 1u << b->block_shift;
-    uint64_t bytes = (uint64_t)((cells + block_cells - 1) >> b->block_shift) * b->want.block_bytes;
-    const uint8_t *from = b->run[layer] + chunk * b->chunk_bytes;
+    uint32_t blocks = (f->cells + (1u << b->block_shift) - 1) >> b->block_shift;
+    uint64_t bytes = blocks * b->want.block_bytes;
+    const uint8_t *from = b->run[f->layer] + f->chunk * b->chunk_bytes;
+    uint8_t *to = f->to;
     while (bytes > 0) {
         uint64_t left =
             CUDA_REGISTER_BYTES - (uint64_t)(from - b->registered) % CUDA_REGISTER_BYTES;
@@ -100,11 +100,11 @@ void cuda_resident_copy(struct backend *b, cudaStream_t s, uint32_t layer, uint3
 
 static void chunk_load(struct backend *b, uint32_t chunk, int32_t slot, uint32_t cells)
 {
-    for (uint32_t i = 0; i < b->want.n_layers && cells; i++)
-        cuda_resident_copy(b, b->stream, i, chunk, cells,
-                           b->resident.memory +
-                               ((uint64_t)i * b->resident.n_slots + (uint32_t)slot) *
-                                   b->chunk_bytes);
+    for (uint32_t i = 0; i < b->want.n_layers && cells; i++) {
+        uint64_t place = (uint64_t)i * b->resident.n_slots + (uint32_t)slot;
+        struct cuda_fetch f = {i, chunk, cells, b->resident.memory + place * b->chunk_bytes};
+        cuda_resident_copy(b, b->stream, &f);
+    }
 }
 
 int32_t cuda_resident_take(struct backend *b, uint64_t entry, uint32_t before, uint32_t after)

@@ -8,11 +8,11 @@
 #include <string.h>
 
 #include "common/death.h"
+#include "common/system.h"
 #include "workerd/arena.h"
 #include "workerd/cuda/cuda.h"
 
 enum {
-    PAGE_BYTES = 4096,      /* what is registered begins and ends on these */
     SPAN_BLOCK_CELLS = 256, /* that a block of threads could attend to while it begins and ends */
     STRETCHES_LEAST = 1024, /* blocks of threads: with 256 of them an H200 is slower, with so many
                                faster; see tests/bench/README.md */
