@@ -75,6 +75,7 @@ struct config {
         uint32_t start_ms;     /* starting and silent for this long is stuck */
         char *trace;           /* debug: a file that gets one line a row of logits; empty: none */
         bool trace_all;        /* with trace: also rows that are not sampled */
+        bool exact_prefix;     /* only prompt rows are reused by another request */
     } worker;
     struct {
         uint32_t queue_wait_ms;  /* that a request waits for room, with pool.when_dry = wait */

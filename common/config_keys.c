@@ -100,6 +100,10 @@ const struct config_key config_keys[] = {
         "pool. The preset: as many as there is room for."),
     FLAG(worker, feed, "yes",
          "Windows begin with tokens that the one before samples, without the head in between."),
+    FLAG(worker, exact_prefix, "no",
+         "A prompt goes on only from K and V that were computed as a prompt's, not from what was "
+         "generated: where those two differ (ARCHITECTURE.md, Exactness) cached then equals "
+         "computed, and a conversation's next turn reads its last answer again."),
     U32(worker, stuck_ms, 100, 3600000, "10000",
         "Milliseconds of silence, or of windows in flight and no progress, after which a serving "
         "worker is killed."),

@@ -16,7 +16,7 @@
 #include "common/loop.h"
 
 enum {
-    MSG_VERSION = 2,
+    MSG_VERSION = 3,
     MSG_MAX_BYTES = 16 << 20, /* a prompt of 2 M tokens and room */
     MSG_HIGH_WATER = 4096,    /* messages waiting for one peer before it counts as failed */
 };

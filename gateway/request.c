@@ -29,6 +29,7 @@ void request_free(struct request *r)
     r->of->n--;
     free(r->prompt);
     free(r->generated);
+    free(r->spans);
     free(r->bias_ids);
     free(r->biases);
     free(r);
@@ -95,6 +96,8 @@ static int send_generate(struct request *r, struct pipeline *p)
     g.arrival = r->arrival;
     g.resume_row = r->resume_row;
     g.resume_generation = r->resume_generation;
+    g.generated_spans = r->spans;
+    g.n_generated_spans = r->n_spans;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.number = r->number;
     m.body_case = CISTERN__ENVELOPE__BODY_GENERATE;

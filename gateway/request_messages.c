@@ -120,9 +120,26 @@ static void on_read(struct request *r, const Cistern__Read *m)
     r->events.read(r->events.arg, r->n_read, first, &probs);
 }
 
+/* What was reused for it, and how that had been computed: whoever computes it again must know. */
+static void keep_spans(struct request *r, const Cistern__Started *m)
+{
+    size_t n = m->n_generated_spans;
+    free(TAKE(r->spans));
+    r->n_spans = n;
+    if (n == 0) return;
+    r->spans = reallocarray(NULL, n, sizeof(*r->spans));
+    if (!r->spans) abort();
+    memcpy(r->spans, m->generated_spans, n * sizeof(*r->spans));
+}
+
 static void on_started(struct request *r, const Cistern__Started *m)
 {
     if (m->attempt != r->attempt || r->state != REQUEST_SENT) return;
+    if (m->n_generated_spans > (size_t)r->ask.n_prompt + 1) {
+        distrust(r);
+        return;
+    }
+    keep_spans(r, m);
     r->resume_row = m->row + 1;
     r->resume_generation = m->generation;
     r->arrival = m->arrival;

@@ -24,6 +24,8 @@ struct request {
     struct pipeline *pipeline; /* unless WAITING */
     struct request_ask ask;    /* its prompt is ours */
     uint32_t *prompt, *generated, *bias_ids;
+    uint32_t *spans; /* [n_spans]: as Started said; a head's matter, handed to the next one */
+    size_t n_spans;
     float *biases;
     uint32_t n_read;   /* of the prompt, as was told */
     uint32_t n_probed; /* tokens of the prompt whose probabilities were told */

@@ -206,7 +206,7 @@ static int open_on_range(struct pool *p, const struct pool_open *ask, uint32_t *
     if (r < 0) return r;
     const struct pool_body *b = row == UINT32_MAX ? NULL : segment_body(p->seg, row);
     if (b && !ask->fresh && b->salt == ask->salt)
-        cells = match_common(p, row, ask->tokens, min_u32(b->base, ask->n_tokens - 1));
+        cells = match_common(p, row, ask, min_u32(b->base, ask->n_tokens - 1));
     if (resumes(p, ask) && ask->resume_row != row) {
         const struct pool_body *left = segment_body(p->seg, ask->resume_row);
         if (left->state == POOL_WAITING) pool_cut(p, ask->resume_row, left->base, POOL_IDLE, NULL);
@@ -228,8 +228,8 @@ int pool_open_row(struct pool *p, const struct pool_open *ask, uint32_t *ret_row
         if (b->state == POOL_WAITING && ask->fresh)
             pool_cut(p, ask->resume_row, pool_cached_cells(b), POOL_IDLE, NULL);
         else if (b->state == POOL_WAITING)
-            return open_over(p, ask, ask->resume_row,
-                             match_common(p, ask->resume_row, ask->tokens, limit), ret_row);
+            return open_over(p, ask, ask->resume_row, match_common(p, ask->resume_row, ask, limit),
+                             ret_row);
     }
     struct match m = match_best(p, ask, ask->may_wait);
     if (m.row == PLAN_NOBODY) return open_new(p, ask, PLAN_NOBODY, 0, ret_row);

@@ -14,23 +14,25 @@ static uint32_t chunk_at(const struct pool *p, uint32_t row, const struct pool_b
 
 enum { STRIDE = 64 }; /* tokens compared at once: without a branch a token, so by vectors */
 
-/* How many of the first n tokens are those of the cells. */
-static uint32_t same(const uint32_t *cell, const uint32_t *tokens, uint32_t n)
+/* How many of the first n words are those of the cells, by the bits that are heeded. */
+static uint32_t same(const uint32_t *cell, const uint32_t *words, uint32_t n, uint32_t heeded)
 {
     uint32_t i = 0;
     for (; i + STRIDE <= n; i += STRIDE) {
         uint32_t differ = 0;
         for (uint32_t k = i; k < i + STRIDE; k++)
-            differ |= (cell[k] & ~POOL_TOKEN_GENERATED) ^ tokens[k];
-        if (differ) break;
+            differ |= cell[k] ^ words[k];
+        if (differ & heeded) break;
     }
-    while (i < n && (cell[i] & ~POOL_TOKEN_GENERATED) == tokens[i])
+    while (i < n && !((cell[i] ^ words[i]) & heeded))
         i++;
     return i;
 }
 
-uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens, uint32_t limit)
+uint32_t match_common(const struct pool *p, uint32_t row, const struct pool_open *ask,
+                      uint32_t limit)
 {
+    uint32_t heeded = ask->exact ? UINT32_MAX : ~POOL_TOKEN_GENERATED;
     const struct pool_body *b = segment_body(p->seg, row);
     uint32_t chunk_cells = p->seg->h->chunk_cells, i = 0;
     while (i < limit) {
@@ -38,7 +40,7 @@ uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens
         if (chunk == 0) break;
         const uint32_t *cell = p->cells + (uint64_t)chunk * chunk_cells;
         uint32_t end = min_u32(limit - i, chunk_cells);
-        uint32_t n = same(cell, tokens + i, end);
+        uint32_t n = same(cell, ask->tokens + i, end, heeded);
         i += n;
         if (n < end) break;
     }
@@ -69,7 +71,7 @@ struct match match_best(const struct pool *p, const struct pool_open *ask, bool 
         const struct pool_body *b = segment_body(p->seg, row);
         if (!offers(b, ask, closing)) continue;
         uint32_t valid = row_cells(p, row, b);
-        uint32_t n = match_common(p, row, ask->tokens, min_u32(valid, ask->n_tokens - 1));
+        uint32_t n = match_common(p, row, ask, min_u32(valid, ask->n_tokens - 1));
         uint64_t use = b->state == POOL_IDLE ? p->seg->rows[row].last_use : 0;
         if (n == 0 || n < best.cells || (n == best.cells && use <= best_use)) continue;
         best = (struct match){row, n, valid, b->state};

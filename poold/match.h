@@ -2,7 +2,8 @@
 #ifndef POOLD_MATCH_H
 #define POOLD_MATCH_H
 /*
- * The best cached beginning of a prompt: exact, by token ids, within one salt.
+ * The best cached beginning of a prompt: exact, by token ids and, where that is asked for, by the
+ * kinds that they were computed as; within one salt.
  */
 #include "poold/pool.h"
 
@@ -13,8 +14,9 @@ struct match {
     uint32_t state; /* of the row: idle, closing, active or waiting */
 };
 
-/* Cells of row that equal the tokens, at most limit. */
-uint32_t match_common(const struct pool *p, uint32_t row, const uint32_t *tokens, uint32_t limit);
+/* Cells of row that equal the tokens asked for, at most limit. */
+uint32_t match_common(const struct pool *p, uint32_t row, const struct pool_open *ask,
+                      uint32_t limit);
 /* Over idle, active and waiting rows, and closing ones when closing is set. Ties go to idle rows,
  * then to the most recently used. */
 struct match match_best(const struct pool *p, const struct pool_open *ask, bool closing);

@@ -62,6 +62,7 @@ static int open_from(const Cistern__Open *o, const struct worker_facts *f, struc
         .lane = o->lane,
         .tokens = (const uint32_t *)o->tokens.data, /* allocated by itself, so aligned */
         .n_tokens = (uint32_t)n,
+        .exact = o->exact,
         .max_cells = o->max_cells,
         .salt = o->salt,
         .gateway = o->gateway,

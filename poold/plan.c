@@ -22,7 +22,8 @@ static uint32_t row_length(const struct pool *p, uint32_t row)
                    segment_body(p->seg, row)->n_entries * p->seg->h->chunk_cells);
 }
 
-/* Common cells of two rows, at most n. Chunks that they share need no look. */
+/* Common cells of two rows, at most n; by ids and kinds: who asks for cells of one kind has no use
+ * for the same tokens of the other. Chunks that they share need no look. */
 static uint32_t common(const struct pool *p, uint32_t a, uint32_t b, uint32_t n)
 {
     const uint64_t *ta = segment_table(p->seg, a), *tb = segment_table(p->seg, b);
@@ -32,19 +33,19 @@ static uint32_t common(const struct pool *p, uint32_t a, uint32_t b, uint32_t n)
         const uint32_t *ca = p->cells + (uint64_t)pool_entry_chunk(ta[i / c]) * c;
         const uint32_t *cb = p->cells + (uint64_t)pool_entry_chunk(tb[i / c]) * c;
         for (uint32_t k = 0; k < min_u32(c, n - i); k++)
-            if ((ca[k] ^ cb[k]) & ~POOL_TOKEN_GENERATED) return i + k;
+            if (ca[k] != cb[k]) return i + k;
     }
     return n;
 }
 
-static uint32_t token_at(const struct pool *p, uint32_t row, uint32_t pos)
+static uint32_t word_at(const struct pool *p, uint32_t row, uint32_t pos)
 {
     uint32_t c = p->seg->h->chunk_cells;
     uint64_t chunk = pool_entry_chunk(segment_table(p->seg, row)[pos / c]);
-    return p->cells[chunk * c + pos % c] & ~POOL_TOKEN_GENERATED;
+    return p->cells[chunk * c + pos % c];
 }
 
-/* A row as it is sorted. key: its first two tokens, so that most need no look at the cells. */
+/* A row as it is sorted. key: its first two words, so that most need no look at the cells. */
 struct words {
     uint64_t salt, key;
     uint32_t row, length;
@@ -53,14 +54,14 @@ struct words {
 static struct words words_of(const struct pool *p, uint32_t row)
 {
     struct words w = {segment_body(p->seg, row)->salt, 0, row, row_length(p, row)};
-    if (w.length > 0) w.key = (uint64_t)token_at(p, row, 0) << 32;
-    if (w.length > 1) w.key |= token_at(p, row, 1);
+    if (w.length > 0) w.key = (uint64_t)word_at(p, row, 0) << 32;
+    if (w.length > 1) w.key |= word_at(p, row, 1);
     return w;
 }
 
 /* By salt, then as words in a dictionary: a beginning comes right before one that goes on with it.
  * Of equal ones the lower row comes first, and gives back. */
-static int by_tokens(const void *x, const void *y, void *arg)
+static int by_words(const void *x, const void *y, void *arg)
 {
     const struct pool *p = arg;
     const struct words *a = x, *b = y;
@@ -68,12 +69,12 @@ static int by_tokens(const void *x, const void *y, void *arg)
     if (a->key != b->key) return a->key < b->key ? -1 : 1;
     uint32_t n = min_u32(a->length, b->length);
     uint32_t same = common(p, a->row, b->row, n);
-    if (same < n) return token_at(p, a->row, same) < token_at(p, b->row, same) ? -1 : 1;
+    if (same < n) return word_at(p, a->row, same) < word_at(p, b->row, same) ? -1 : 1;
     if (a->length != b->length) return a->length < b->length ? -1 : 1;
     return a->row < b->row ? -1 : 1;
 }
 
-/* Marks the rows whose tokens are all the beginning of another row's. */
+/* Marks the rows whose words are all the beginning of another row's. */
 static void mark_beginnings(struct pool *p, bool *ret_beginning)
 {
     uint32_t n = 0;
@@ -81,7 +82,7 @@ static void mark_beginnings(struct pool *p, bool *ret_beginning)
     for (uint32_t row = 0; row < p->seg->n_used; row++)
         if (segment_body(p->seg, row)->state != POOL_FREE && !segment_body(p->seg, row)->holder)
             w[n++] = words_of(p, row);
-    qsort_r(w, n, sizeof(*w), by_tokens, p);
+    qsort_r(w, n, sizeof(*w), by_words, p);
     for (uint32_t i = 0; i + 1 < n; i++) {
         const struct words *a = &w[i], *b = &w[i + 1];
         if (a->salt != b->salt || b->length < a->length) continue;

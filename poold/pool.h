@@ -45,8 +45,9 @@ struct row_seen {
 struct pool_open {
     struct op_id op;
     uint32_t pipeline, lane;
-    const uint32_t *tokens;
+    const uint32_t *tokens; /* words as the tokens file has them */
     uint32_t n_tokens;
+    bool exact;         /* cells are the same only when their kinds are, too */
     uint32_t max_cells; /* cells to reserve, when more than the prompt and a growth unit; 0: no */
     uint64_t arrival;   /* its age: pool_next_arrival, or what it had in an earlier attempt */
     uint64_t salt, gateway;

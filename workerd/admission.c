@@ -124,7 +124,11 @@ void admission_open(struct head *h, uint32_t lane, struct request *r)
     event(l, LANE_OPEN);
     l->request = r;
     l->serial = ++h->serial;
-    struct op op = {.kind = OP_OPEN, .lane = lane, .serial = l->serial, .request = r};
+    struct op op = {.kind = OP_OPEN,
+                    .lane = lane,
+                    .serial = l->serial,
+                    .request = r,
+                    .exact = head_is_exact(h, r)};
     if (h->setup.reserve_all) op.cells = r->reserve;
     ops_add(&h->ops, &op);
 }
@@ -167,6 +171,7 @@ static void row_enter(struct head *h, struct lane *l, const Cistern__Row *row)
     l->copy_cells = row->copy_cells;
     l->feed_to = h->setup.feed && !sampling_penalises(&r->sampling) ? r->max : 0;
     r->arrival = row->arrival;
+    windows_reuse(h, l);
 }
 
 /* An attempt that goes on computes again what the one before it had computed and not published. */

@@ -76,6 +76,9 @@ void gateways_started(struct gateways *g, const struct request *r, const struct 
     started.row = l->row;
     started.generation = l->generation;
     started.arrival = l->arrival;
+    CLEANUP(freep) uint32_t *spans = NULL;
+    started.n_generated_spans = request_spans(r, &spans);
+    started.generated_spans = spans;
     Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
     m.body_case = CISTERN__ENVELOPE__BODY_STARTED;
     m.started = &started;
@@ -145,8 +148,9 @@ void gateways_token(struct gateways *g, const struct request *r, const struct li
     tokens.request = r->id;
     tokens.attempt = r->attempt;
     tokens.index = request_generated(r) - 1;
+    uint32_t id = request_token(r, r->n_tokens - 1);
     tokens.n_ids = 1;
-    tokens.ids = &r->tokens[r->n_tokens - 1];
+    tokens.ids = &id;
     if (r->probs) {
         pack(probs, 1, r->n_top, &packed);
         tokens.probs = &packed.message;

@@ -93,6 +93,7 @@ void hand_build(struct hand *h, const struct link *l, const struct pool_map *poo
         h->lanes[i].first_row = first_row;
         table_read(h, pool, i);
         first_row += from->n_rows;
+        if (from->kind == LINK_GENERATED) h->window.n_generated = first_row;
         biases += from->n_biases;
     }
 }

@@ -26,8 +26,9 @@ struct head_setup {
     uint32_t prompt_share; /* worker.prompt_share */
     bool reserve_all;      /* pool.admission = full */
     uint32_t default_tokens;
-    bool trace_all; /* logits of every row are wanted */
-    bool feed;      /* worker.feed */
+    bool trace_all;    /* logits of every row are wanted */
+    bool feed;         /* worker.feed */
+    bool exact_prefix; /* worker.exact_prefix */
     struct model_card card;
     void (*drained)(void *arg); /* after head_drain: nothing is in flight and all rows are closed */
     void *arg;

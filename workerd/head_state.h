@@ -58,6 +58,13 @@ struct head {
     struct plan_lane *plan; /* [n_lanes], scratch */
 };
 
+/* Whether it goes on only from cells of the kinds that its words have. What a stream has begun with
+ * it must go on with: K/V of another kind could make another token. */
+static inline bool head_is_exact(const struct head *h, const struct request *r)
+{
+    return h->setup.exact_prefix || r->admitted;
+}
+
 /* Does what can be done now: ends what is to end, admits, grows, posts. After every event. */
 void head_step(struct head *h);
 
@@ -98,6 +105,8 @@ void turns_give_back(struct head *h, uint32_t row, uint64_t generation);
 /* ---- windows.c ---- */
 void windows_begin(struct head *h); /* h->link is new: sizes what is kept of windows in flight */
 void windows_end(struct head *h);
+/* A lane has got a row: its request takes on the kinds of the cells that it reuses. */
+void windows_reuse(const struct head *h, struct lane *l);
 void windows_post(struct head *h);    /* as many as can be in flight */
 void windows_collect(struct head *h); /* those that the last stage has finished */
 

@@ -43,14 +43,15 @@ struct lane {
     uint32_t reserved;                     /* cells that the row's table covers */
     uint32_t known;                        /* tokens there are: given and sampled */
     uint32_t posted;                       /* tokens that windows have taken */
-    uint32_t done;                         /* tokens whose windows are back */
-    uint32_t in_flight;                    /* windows that hold it and are not back */
-    uint64_t last_window;                  /* number of the last one posted, or 0 */
-    uint32_t last_place;                   /* which lane of that window it is */
-    uint32_t feed_to; /* tokens in all; 0: what follows a token is decided by the head */
-    bool hold;        /* not fed: it is to move to another group */
-    bool growing;     /* a Grow is unanswered */
-    bool refused;     /* poold had no room when it was asked ahead */
+    uint32_t alike;       /* a prompt's tokens from posted up to here are of one kind */
+    uint32_t done;        /* tokens whose windows are back */
+    uint32_t in_flight;   /* windows that hold it and are not back */
+    uint64_t last_window; /* number of the last one posted, or 0 */
+    uint32_t last_place;  /* which lane of that window it is */
+    uint32_t feed_to;     /* tokens in all; 0: what follows a token is decided by the head */
+    bool hold;            /* not fed: it is to move to another group */
+    bool growing;         /* a Grow is unanswered */
+    bool refused;         /* poold had no room when it was asked ahead */
 };
 
 /* 0, or -EINVAL when no row of the table allows the event: our own mistake. */

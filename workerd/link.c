@@ -235,17 +235,27 @@ static int lane_check(const struct link_lane *l, const struct link_limits *m, ui
     return sampling_check(l, m, why);
 }
 
+static int kind_check(const struct link_lane *l, uint32_t kind_before, struct why *why)
+{
+    if (l->kind > LINK_GENERATED) return why_set(why, -EPROTO, "%u is no kind of rows", l->kind);
+    if (l->kind == LINK_GENERATED && kind_before == LINK_PROMPT)
+        return why_set(why, -EPROTO, "generated rows behind those of a prompt");
+    return 0;
+}
+
 static int lanes_check(const struct link_copy *c, const struct link_limits *m, struct why *why)
 {
-    uint32_t rows = c->window.n_rows, biases = c->window.n_biases;
+    uint32_t rows = c->window.n_rows, biases = c->window.n_biases, kind = LINK_GENERATED;
     for (uint32_t i = 0; i < c->window.n_lanes; i++) {
         const struct link_lane *l = &c->lanes[i];
         int r = lane_check(l, m, rows, why);
+        if (r == 0) r = kind_check(l, kind, why);
         if (r < 0) return r;
         if (l->n_biases > biases)
             return why_set(why, -EPROTO, "%u biases where %u are left", l->n_biases, biases);
         rows -= l->n_rows;
         biases -= l->n_biases;
+        kind = l->kind;
     }
     if (rows) return why_set(why, -EPROTO, "%u token rows belong to no lane", rows);
     return biases ? why_set(why, -EPROTO, "%u biases belong to no lane", biases) : 0;

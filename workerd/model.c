@@ -306,7 +306,7 @@ static int check_window(const struct model *m, const struct window *w)
         if (l->pos > m->want.context_tokens) return -EINVAL;
         row += l->n_rows;
     }
-    if (row != w->n_rows || row == 0) return -EINVAL;
+    if (row != w->n_rows || row == 0 || w->n_generated > row) return -EINVAL;
     return !is_first(m) && !w->in && !w->in_inbox ? -EINVAL : 0;
 }
 

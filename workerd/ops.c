@@ -16,8 +16,9 @@ static int send_open(struct ops *o, const struct op *op)
     Cistern__Open open = CISTERN__OPEN__INIT;
     open.pipeline = o->pipeline;
     open.lane = op->lane;
-    open.tokens.data = (uint8_t *)r->tokens;
-    open.tokens.len = r->n_tokens * sizeof(*r->tokens);
+    open.tokens.data = (uint8_t *)r->words;
+    open.tokens.len = r->n_tokens * sizeof(*r->words);
+    open.exact = op->exact;
     open.salt = r->salt;
     open.arrival = r->arrival;
     open.gateway = r->gateway;

@@ -22,6 +22,7 @@ struct op {
     uint64_t serial;               /* of the lane's request then */
     const struct request *request; /* of OPEN: the lane keeps it until the answer */
     bool abandoned;                /* OPEN: its request is over */
+    bool exact;                    /* OPEN: kinds must be the same, too */
     uint32_t row;                  /* of GROW and CLOSE, as the fields below */
     uint64_t generation, version;
     uint32_t cells; /* OPEN: to reserve at least, or 0; GROW: to; CLOSE: to keep */

@@ -79,9 +79,34 @@ static int changes_check(const Cistern__Generate *g, uint32_t n_vocab, struct re
 static int tokens_check(const struct request *r, uint32_t n_vocab, struct refusal *refusal)
 {
     for (uint32_t i = 0; i < r->n_tokens; i++)
-        if (r->tokens[i] >= n_vocab)
+        if (r->words[i] >= n_vocab)
             return refuse(refusal, CISTERN__CODE__MALFORMED, "token %u of a vocabulary of %u",
-                          r->tokens[i], n_vocab);
+                          r->words[i], n_vocab);
+    return 0;
+}
+
+static void mark_generated(struct request *r, uint32_t from, uint32_t to)
+{
+    for (uint32_t pos = from; pos < to; pos++)
+        r->words[pos] |= POOL_TOKEN_GENERATED;
+}
+
+/* The kinds of ids that were checked. */
+static int kinds_fill(struct request *r, const Cistern__Generate *g, struct refusal *refusal)
+{
+    uint32_t end = 0;
+    size_t n = g->n_generated_spans;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        uint32_t first = g->generated_spans[i], count = g->generated_spans[i + 1];
+        if (first < end || first > r->n_prompt || count == 0 || count > r->n_prompt - first)
+            return refuse(refusal, CISTERN__CODE__MALFORMED,
+                          "%u generated tokens at %u, behind %u of a prompt of %u", count, first,
+                          end, r->n_prompt);
+        end = first + count;
+        mark_generated(r, first, end);
+    }
+    if (n % 2) return refuse(refusal, CISTERN__CODE__MALFORMED, "a span without its length");
+    mark_generated(r, r->n_prompt, r->n_tokens);
     return 0;
 }
 
@@ -95,14 +120,15 @@ static int tokens_fill(struct request *r, const Cistern__Generate *g,
     r->reserve = r->n_prompt + (g->max_tokens ? min_u32(g->max_tokens, room) : open_end);
     r->max = r->n_prompt + (g->max_tokens ? min_u32(g->max_tokens, room) : room);
     size_t n = max_u32(r->max, r->n_tokens);
-    r->tokens = calloc(n, sizeof(*r->tokens));
-    if (!r->tokens) {
+    r->words = calloc(n, sizeof(*r->words));
+    if (!r->words) {
         (void)refuse(refusal, CISTERN__CODE__FAILED, "no memory for %zu tokens", n);
         return -ENOMEM;
     }
-    memcpy(r->tokens, g->prompt.data, g->prompt.len);
-    if (g->generated.len) memcpy(r->tokens + r->n_prompt, g->generated.data, g->generated.len);
-    return tokens_check(r, m->n_vocab, refusal);
+    memcpy(r->words, g->prompt.data, g->prompt.len);
+    if (g->generated.len) memcpy(r->words + r->n_prompt, g->generated.data, g->generated.len);
+    int e = tokens_check(r, m->n_vocab, refusal);
+    return e < 0 ? e : kinds_fill(r, g, refusal);
 }
 
 int request_from(const Cistern__Generate *g, uint64_t gateway, const struct request_limits *limits,
@@ -154,7 +180,7 @@ int request_from(const Cistern__Generate *g, uint64_t gateway, const struct requ
 void request_free(struct request *r)
 {
     if (!r) return;
-    free(r->tokens);
+    free(r->words);
     free(r->biases);
     free(r);
 }
@@ -164,6 +190,30 @@ bool request_stops_at(const struct request *r, uint32_t token)
     for (uint32_t i = 0; i < r->n_stops; i++)
         if (r->stops[i] == token) return true;
     return false;
+}
+
+uint32_t request_alike(const struct request *r, uint32_t pos)
+{
+    uint32_t end = pos;
+    while (end < r->n_tokens && request_kind(r, end) == request_kind(r, pos))
+        end++;
+    return end;
+}
+
+size_t request_spans(const struct request *r, uint32_t **ret)
+{
+    size_t n = 0, room = 0;
+    uint32_t *spans = NULL;
+    for (uint32_t pos = 0, end; pos < r->n_prompt; pos = end) {
+        end = min_u32(request_alike(r, pos), r->n_prompt);
+        if (request_kind(r, pos) == LINK_PROMPT) continue;
+        if (n == room) spans = reallocarray(spans, room = room ? 2 * room : 8, sizeof(*spans));
+        if (!spans) abort();
+        spans[n++] = pos;
+        spans[n++] = end - pos;
+    }
+    *ret = spans;
+    return n;
 }
 
 /* ---- queue ---- */

@@ -21,7 +21,10 @@ struct request {
     struct request *next; /* in the queue */
     uint64_t gateway, id; /* the gateway's incarnation and its number */
     uint32_t attempt;
-    uint32_t *tokens; /* [max]: given prompt, given generated, then what is sampled */
+    /* [max]: given prompt, given generated, then what is sampled. As the tokens file has them: the
+     * kind, above the id, is what the token's row was or is to be computed as. A prompt's tokens
+     * are of the kind prompt, but where its cells were reused and had been generated. */
+    uint32_t *words;
     uint32_t n_prompt, n_tokens;
     uint32_t max; /* tokens in all, prompt included: never past the context */
     struct sampling sampling;
@@ -35,7 +38,8 @@ struct request {
     uint32_t resume_row; /* row + 1 of the last attempt; 0 none */
     uint32_t reserve;    /* cells that it may use, for pool.admission = full */
     uint32_t n_yields;   /* times that its prompt has let a shorter one pass */
-    bool admitted;       /* an earlier attempt was: it waits rather than be refused */
+    bool admitted;       /* an earlier attempt was: it waits rather than be refused, and what it has
+                            not computed again must be of the kinds that it had */
 };
 
 /* Why a request is refused at the door. */
@@ -65,6 +69,20 @@ static inline bool request_is_fresh(const struct request *r)
     return r->prompt_probs && request_generated(r) == 0;
 }
 bool request_stops_at(const struct request *r, uint32_t token);
+
+static inline uint32_t request_token(const struct request *r, uint32_t pos)
+{
+    return r->words[pos] & ~POOL_TOKEN_GENERATED;
+}
+static inline enum link_kind request_kind(const struct request *r, uint32_t pos)
+{
+    return r->words[pos] & POOL_TOKEN_GENERATED ? LINK_GENERATED : LINK_PROMPT;
+}
+/* How far the tokens from pos on are of one kind: a position, n_tokens at most. */
+uint32_t request_alike(const struct request *r, uint32_t pos);
+/* Where its prompt's cells are of the kind generated: pairs of first position and count, in order.
+ * Returns how many numbers; *ret is the caller's to free. */
+size_t request_spans(const struct request *r, uint32_t **ret);
 
 struct request_queue {
     struct request *first;

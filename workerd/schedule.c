@@ -83,6 +83,7 @@ bool schedule_next(const struct schedule *s, const struct lane *lanes, uint32_t 
         return true;
     const struct lane *l = &lanes[prompt];
     uint32_t n = min_u32(min_u32(lane_unposted(l), lane_room(l)), s->piece);
+    n = min_u32(n, l->alike - l->posted);
     plan_add(plan, lanes, prompt, min_u32(n, s->max_rows - plan->n_rows));
     return true;
 }

@@ -7,7 +7,9 @@
  * until there is nothing to post.
  *
  * The lanes in use are split into as many groups as there are stages. A window holds the next token
- * of every ready lane of one group and at most one piece of a prompt, the oldest first. A piece
+ * of every ready lane of one group and at most one piece of a prompt, the oldest first. What is
+ * read again of an answer is a piece too; where the kind of tokens changes a piece ends, and it
+ * comes last, so that rows of the kind generated come before those of the kind prompt. A piece
  * rides with any group's window: the stages take windows in order, so successive pieces of one
  * prompt may be in flight at once.
  *

@@ -65,8 +65,9 @@ void trace_window(struct trace *t, const struct window *w, const struct link_lan
         uint32_t at = r->row - l->first_row;
         char token[16] = "-";
         if (at + 1 == l->n_rows) (void)snprintf(token, sizeof(token), "%u", l->token);
-        (void)fprintf(t->file, "%" PRIu64 " %u %u %s %016" PRIx64 "\n", lanes[r->lane].tag,
-                      lanes[r->lane].row, l->pos + at, token, r->hash);
+        const struct link_lane *from = &lanes[r->lane];
+        (void)fprintf(t->file, "%" PRIu64 " %u %u %s %016" PRIx64 " %c\n", from->tag, from->row,
+                      l->pos + at, token, r->hash, from->kind == LINK_GENERATED ? 'g' : 'p');
     }
     t->n_rows = 0;
     if (fflush(t->file) != 0) log_warn("worker.trace: %s", strerror(errno));

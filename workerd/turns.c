@@ -9,11 +9,12 @@
 
 enum { YIELDS_MAX = 2 }; /* of one prompt: then it is read to its end */
 
-/* Tokens that two requests begin with alike. */
-static uint32_t common(const struct request *a, const struct request *b)
+/* Tokens that two requests begin with alike; exact: by their kinds, too. */
+static uint32_t common(const struct request *a, const struct request *b, bool exact)
 {
     uint32_t n = min_u32(a->n_tokens, b->n_tokens), i = 0;
-    while (i < n && a->tokens[i] == b->tokens[i])
+    uint32_t heeded = exact ? UINT32_MAX : ~POOL_TOKEN_GENERATED;
+    while (i < n && !((a->words[i] ^ b->words[i]) & heeded))
         i++;
     return i;
 }
@@ -28,7 +29,7 @@ bool turns_may_go(const void *head, const struct request *r)
         bool reading = l->state == LANE_PROMPT || l->state == LANE_OPENING;
         if (!reading || l->request->salt != r->salt) continue;
         uint32_t chunk = h->pool->chunk_cells, done = l->state == LANE_PROMPT ? l->done : 0;
-        if (common(l->request, r) >= done + chunk) return false;
+        if (common(l->request, r, head_is_exact(h, r)) >= done + chunk) return false;
     }
     return true;
 }

@@ -61,6 +61,21 @@ static void tokens_copy(const struct head *h, const struct lane *l)
     }
 }
 
+void windows_reuse(const struct head *h, struct lane *l)
+{
+    const struct pool_map *pool = h->pool;
+    struct request *r = l->request;
+    for (uint32_t pos = 0; pos < l->posted; pos++) {
+        bool copied = pos >= l->posted - l->copy_cells;
+        uint64_t entry =
+            copied ? l->copy_chunk : pool_map_entry(pool, l->row, pos / pool->chunk_cells);
+        uint64_t cell = cell_of(pool, entry, pos);
+        uint32_t word = cell < pool->n_cells ? pool->tokens->cell[cell] : 0;
+        r->words[pos] = request_token(r, pos) | (word & POOL_TOKEN_GENERATED);
+    }
+    l->alike = request_alike(r, l->posted);
+}
+
 /* The ids and kinds of cells [from, to) of a lane, then the word that counts them. */
 static void tokens_store(struct head *h, const struct lane *l, uint32_t from, uint32_t to)
 {
@@ -69,8 +84,7 @@ static void tokens_store(struct head *h, const struct lane *l, uint32_t from, ui
     for (uint32_t pos = from; pos < to; pos++) {
         uint64_t entry = pool_map_entry(pool, l->row, pos / pool->chunk_cells);
         uint64_t cell = cell_of(pool, entry, pos);
-        uint32_t kind = pos < r->n_prompt ? 0 : POOL_TOKEN_GENERATED;
-        if (cell < pool->n_cells) pool->tokens->cell[cell] = r->tokens[pos] | kind;
+        if (cell < pool->n_cells) pool->tokens->cell[cell] = r->words[pos];
     }
     DEATH_POINT("ids-stored");
     shm_store_u64(&pool->page->word[pool->n_rows + l->row], pool_word(l->lease, to));
@@ -112,7 +126,8 @@ static struct link_lane lane_describe(const struct head *h, const struct lane *l
         .frequency = s->frequency,
         .probs = probs,
         .n_top = r->n_top,
-        .next = end < r->n_tokens ? r->tokens[end] : LINK_NEXT_SAMPLED,
+        .next = end < r->n_tokens ? request_token(r, end) : LINK_NEXT_SAMPLED,
+        .kind = p->fed ? LINK_GENERATED : request_kind(r, l->posted),
     };
 }
 
@@ -146,11 +161,13 @@ static uint32_t lane_post(struct head *h, const struct plan_lane *p, uint64_t co
         to->fed_lane = l->last_place;
         *tokens = LINK_TOKEN_FED;
     } else {
-        memcpy(tokens, l->request->tokens + l->posted, p->n_rows * sizeof(*tokens));
+        for (uint32_t k = 0; k < p->n_rows; k++)
+            tokens[k] = request_token(l->request, l->posted + k);
     }
     h->flights[count % h->n_flights].lanes[place] =
         (struct flight_lane){p->lane, p->n_rows, l->posted, l->serial, p->sampled};
     l->posted += p->n_rows;
+    if (l->posted >= l->alike) l->alike = request_alike(l->request, l->posted);
     l->in_flight++;
     l->last_window = pool_window(h->life, count);
     l->last_place = place;
@@ -227,7 +244,7 @@ static void token_take(struct head *h, struct lane *l, uint32_t token,
         admission_end(h, l, &e, lane_cells(l), false);
         return;
     }
-    r->tokens[r->n_tokens++] = token;
+    r->words[r->n_tokens++] = token | POOL_TOKEN_GENERATED;
     l->known = r->n_tokens;
     if (l->posted == l->known) tokens_store(h, l, l->known - 1, l->known); /* it was fed */
     gateways_token(h->gateways, r, probs);

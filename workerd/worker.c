@@ -313,6 +313,7 @@ static int head_start(struct worker *w)
         .default_tokens = w->config->pool.default_tokens,
         .trace_all = w->config->worker.trace_all,
         .feed = w->config->worker.feed,
+        .exact_prefix = w->config->worker.exact_prefix,
         .card = {.name = model_name(w, f),
                  .arch = f->arch,
                  .fingerprint = w->fingerprint,

@@ -385,12 +385,21 @@ class Cistern:
         order in which requests first appear. Rows behind the end of an answer are left out."""
         rows = {}
         for line in pathlib.Path(path or self.settings["worker.trace"]).read_text().splitlines():
-            request, _row, position, token, value = line.split()
+            request, _row, position, token, value, _kind = line.split()
             rows.setdefault(request, {})[int(position)] = (token, value)
         for r in rows.values():
             last = max(r)
             if r.get(last - 1, (None,))[0] in ENDS:
                 del r[last]  # it was posted before that token was known, and taken back
+        return rows
+
+    def kinds(self, path=None):
+        """What each row was computed as: {request: {position: "p" or "g", "pg" when it was both}}."""
+        rows = {}
+        for line in pathlib.Path(path or self.settings["worker.trace"]).read_text().splitlines():
+            request, _row, position, _token, _value, kind = line.split()
+            found = rows.setdefault(request, {})
+            found[int(position)] = "".join(sorted({*found.get(int(position), ""), kind}))
         return rows
 
     def pool(self):

@@ -18,6 +18,7 @@ BODY_FIELDS = (
 ARENA = struct.Struct("<QQQIIIIII")
 RUN = struct.Struct("<IIQQ")
 PAGE = struct.Struct("<QQIIIIQQQQ")
+TOKENS_OFF = 64
 FREE, ACTIVE, WAITING, CLOSING, IDLE = range(5)
 
 
@@ -43,6 +44,13 @@ class Pool:
         off = self.table_off(index)
         row["table"] = struct.unpack_from(f"<{row['n_entries']}Q", self.control, off)
         return row
+
+    def tokens(self, row):
+        """The ids of the cells below a row's base, and their kinds: "p" of a prompt, "g" generated."""
+        words, cells = memoryview(self.map("tokens"))[TOKENS_OFF:].cast("I"), self.header["chunk_cells"]
+        at = [(row["table"][i // cells] & 0xFFFFFFFF) * cells + i % cells for i in range(row["base"])]
+        found = [words[i] for i in at]
+        return [w & 0x7FFFFFFF for w in found], "".join("pg"[w >> 31] for w in found)
 
     def table_off(self, index):
         return self.header["tables_off"] + index * self.header["table_entries"] * 8

@@ -105,7 +105,7 @@ class Crowd:
         # A row may be posted before it is known that the token before it ends the answer.
         behind = {max(r) + 1 for r in self.rows if r[max(r)][0] in ENDS}
         for line in trace.read_text().splitlines():
-            _request, _row, position, token, value = line.split()
+            _request, _row, position, token, value, _kind = line.split()
             whose = [i for i, r in enumerate(self.rows) if r.get(int(position)) == (token, value)]
             if not whose and int(position) in behind:
                 continue

@@ -112,6 +112,13 @@ void compute(uint32_t row, uint32_t first, uint32_t n)
     page->word[page->n_rows + row] = pool_word(body(row)->lease, n);
 }
 
+void mark_generated(uint32_t row, uint32_t from, uint32_t to)
+{
+    const uint64_t *table = segment_table(pool->seg, row);
+    for (uint32_t i = from; i < to; i++)
+        cells[pool_entry_chunk(table[i / C]) * C + i % C] |= POOL_TOKEN_GENERATED;
+}
+
 void close_row(uint32_t row, uint32_t keep)
 {
     struct pool_close ask = {.op = next_op(), .seen = seen(row), .keep = keep};

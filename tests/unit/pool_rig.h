@@ -30,6 +30,8 @@ int open_on_lane(uint32_t lane, uint32_t first, uint32_t n, uint64_t salt, uint3
 int open_prompt(uint32_t first, uint32_t n, uint64_t salt, uint32_t *ret_row);
 /* What the head and the stage do for n cells: token ids, then their words. */
 void compute(uint32_t row, uint32_t first, uint32_t n);
+/* Of a row's cells [from, to), computed: generated. */
+void mark_generated(uint32_t row, uint32_t from, uint32_t to);
 /* Closes it and lets its windows drain. */
 void close_row(uint32_t row, uint32_t keep);
 /* A conversation of n cells that is cached: its row. */

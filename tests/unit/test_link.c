@@ -239,8 +239,14 @@ static void sound_window(struct link *l)
 {
     *link_slot(l, 9) = (struct link_window){
         .number = pool_window(LIFE, 9), .n_rows = 21, .n_lanes = 2, .n_biases = 3};
-    link_lanes(l, 9)[0] = (struct link_lane){
-        .row = 9, .lease = 3, .pos = 50, .n_rows = 1, .want = 1, .top_p = 1, .n_biases = 2};
+    link_lanes(l, 9)[0] = (struct link_lane){.row = 9,
+                                             .lease = 3,
+                                             .pos = 50,
+                                             .n_rows = 1,
+                                             .want = 1,
+                                             .top_p = 1,
+                                             .n_biases = 2,
+                                             .kind = LINK_GENERATED};
     link_lanes(l, 9)[1] = (struct link_lane){.row = 0,
                                              .lease = 4,
                                              .pos = 80,
@@ -309,6 +315,8 @@ static const struct {
     {LANE_0,   IN_LANE(n_biases),    1,                    "belong to no"   },
     {LANE_0,   IN_LANE(n_biases),    LINK_BIASES_MAX + 1,  "most"           },
     {WINDOW,   IN_WINDOW(n_biases),  UINT32_MAX,           "most"           },
+    {LANE_0,   IN_LANE(kind),        2,                    "kind of rows"   },
+    {LANE_1,   IN_LANE(kind),        UINT32_MAX,           "kind of rows"   },
     {LANE_0,   IN_LANE(probs),       3,                    "probabilities"  },
     {LANE_0,   IN_LANE(probs),       LINK_PROBS_ALL,       "probabilities"  },
     {LANE_1,   IN_LANE(n_top),       LINK_TOP_MAX + 1,     "probabilities"  },
@@ -324,6 +332,21 @@ START_TEST(a_sound_window_is_read)
     struct why why = {0};
     sound_window(l);
     ck_assert_msg(read_window(l, 9, &why) == 0, "%s", why.text);
+    link_unref(l);
+}
+END_TEST
+
+/* Each kind of two lanes: only a prompt's rows before generated ones are refused. */
+START_TEST(generated_rows_come_first)
+{
+    struct link *l = sound_link();
+    struct why why = {0};
+    sound_window(l);
+    link_lanes(l, 9)[0].kind = (uint32_t)_i % 2;
+    link_lanes(l, 9)[1].kind = (uint32_t)_i / 2;
+    bool wrong = _i == 2;
+    ck_assert_int_eq(read_window(l, 9, &why), wrong ? -EPROTO : 0);
+    if (wrong) ck_assert_msg(strstr(why.text, "behind") != NULL, "%s", why.text);
     link_unref(l);
 }
 END_TEST
@@ -391,6 +414,7 @@ int main(void)
     tcase_add_loop_test(tc, wrong_links_are_refused_by_name, 0, ARRAY_LEN(wrong_links));
     tcase_add_test(tc, a_file_cut_short_is_refused);
     tcase_add_test(tc, a_sound_window_is_read);
+    tcase_add_loop_test(tc, generated_rows_come_first, 0, 4);
     tcase_add_loop_test(tc, malformed_windows_are_refused_by_name, 0, ARRAY_LEN(wrong_windows));
     tcase_add_loop_test(tc, who_is_fed_is_bounded, 0, ARRAY_LEN(fed));
     return suite_run("link", tc);

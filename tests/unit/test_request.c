@@ -93,6 +93,41 @@ START_TEST(a_lost_head_is_followed_by_an_attempt_that_goes_on)
 }
 END_TEST
 
+/* What a head says of the kinds in the prompt the next one is told; the newest word counts. */
+START_TEST(kinds_of_the_prompt_are_handed_on)
+{
+    begin(60000);
+    ck_assert_uint_eq(head.generate.n_generated_spans, 0);
+    Cistern__Started s = CISTERN__STARTED__INIT;
+    Cistern__Envelope m = CISTERN__ENVELOPE__INIT;
+    m.body_case = CISTERN__ENVELOPE__BODY_STARTED;
+    m.started = &s;
+    s.request = head.generate.request;
+    for (s.attempt = 1; s.attempt <= 2; s.attempt++) {
+        uint32_t spans[] = {0, 1, 2, s.attempt};
+        s.generated_spans = spans;
+        s.n_generated_spans = 4;
+        deliver(&m);
+        requests_lost(requests, &head.pipeline);
+        run_until_submitted(s.attempt + 1);
+        ck_assert_uint_eq(head.generate.n_generated_spans, 4);
+        ck_assert_mem_eq(head.generate.generated_spans, spans, sizeof(spans));
+    }
+    s.n_generated_spans = 0;
+    deliver(&m);
+    requests_lost(requests, &head.pipeline);
+    run_until_submitted(4);
+    ck_assert_uint_eq(head.generate.n_generated_spans, 0);
+    s.n_generated_spans = 5; /* of a prompt of 3: never */
+    s.generated_spans = (uint32_t[]){0, 1, 1, 1, 2};
+    s.attempt = 4;
+    deliver(&m);
+    ck_assert_uint_eq(got.finished, 1);
+    ck_assert_int_eq(got.end.fault, FAULT_INTERNAL);
+    end();
+}
+END_TEST
+
 START_TEST(a_gap_ends_the_attempt)
 {
     begin(60000);
@@ -258,6 +293,7 @@ int main(void)
     tcase_add_loop_test(tc, only_the_next_token_of_this_attempt_counts, 0, ARRAY_LEN(checks));
     tcase_add_test(tc, tokens_arrive_once_and_in_order);
     tcase_add_test(tc, a_lost_head_is_followed_by_an_attempt_that_goes_on);
+    tcase_add_test(tc, kinds_of_the_prompt_are_handed_on);
     tcase_add_test(tc, a_gap_ends_the_attempt);
     tcase_add_test(tc, a_finish_with_tokens_missing_is_a_gap);
     tcase_add_loop_test(tc, a_refusal_is_tried_again_or_told, 0, ARRAY_LEN(refusals));

@@ -62,12 +62,59 @@ START_TEST(a_sound_one_is_taken)
     ck_assert_uint_eq(r->max, sizes[_i].max);
     ck_assert_uint_eq(r->n_prompt, sizes[_i].n_prompt);
     ck_assert_uint_eq(request_generated(r), sizes[_i].n_generated);
-    ck_assert_uint_eq(r->tokens[r->n_prompt - 1], (r->n_prompt - 1) % 50);
-    if (sizes[_i].n_generated) ck_assert_uint_eq(r->tokens[r->n_prompt], 49);
+    ck_assert_uint_eq(request_token(r, r->n_prompt - 1), (r->n_prompt - 1) % 50);
+    if (sizes[_i].n_generated) ck_assert_uint_eq(request_token(r, r->n_prompt), 49);
     ck_assert(request_stops_at(r, 0));
     ck_assert(!request_stops_at(r, 1));
 }
 END_TEST
+
+/* Prompts of 12 tokens and 3 generated ones; where the prompt's cells were generated, and the kinds
+ * that follow from it: p prompt, g generated. */
+static const struct {
+    uint32_t n, spans[8];
+    const char *kinds;
+} reused[] = {
+    {0, {0},                "ppppppppppppggg"},
+    {2,
+     {0, 12},
+     "gggggggggggg"
+     "ggg"                                   },
+    {2, {4, 3},             "ppppgggpppppggg"},
+    {4, {0, 1, 11, 1},      "gppppppppppgggg"},
+    {6, {1, 2, 4, 1, 6, 5}, "pggpgpgggggpggg"},
+};
+
+START_TEST(a_prompt_has_the_kinds_that_it_had)
+{
+    Cistern__Generate g = sound();
+    resize(&g, 12, 3);
+    g.generated_spans = (uint32_t *)reused[_i].spans;
+    g.n_generated_spans = reused[_i].n;
+    struct refusal refusal = {0};
+    CLEANUP(request_freep) struct request *r = NULL;
+    ck_assert_msg(request_from(&g, 9, &limits, &refusal, &r) == 0, "%s", refusal.text);
+    const char *kinds = reused[_i].kinds;
+    for (uint32_t pos = 0; pos < 15; pos++) {
+        enum link_kind kind = kinds[pos] == 'g' ? LINK_GENERATED : LINK_PROMPT;
+        ck_assert_int_eq(request_kind(r, pos), kind);
+        ck_assert_uint_eq(request_token(r, pos), pos < 12 ? prompt[pos] : generated[pos - 12]);
+        size_t alike = kinds[pos] == 'g' ? strspn(kinds + pos, "g") : strspn(kinds + pos, "p");
+        ck_assert_uint_eq(request_alike(r, pos), pos + alike);
+    }
+    CLEANUP(freep) uint32_t *spans = NULL;
+    ck_assert_uint_eq(request_spans(r, &spans), reused[_i].n);
+    if (reused[_i].n) ck_assert_mem_eq(spans, reused[_i].spans, reused[_i].n * sizeof(uint32_t));
+}
+END_TEST
+
+static void spanned(Cistern__Generate *g, size_t n, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    static uint32_t spans[4];
+    memcpy(spans, (uint32_t[]){a, b, c, d}, sizeof(spans));
+    g->generated_spans = spans;
+    g->n_generated_spans = n;
+}
 
 static void biased(Cistern__Generate *g, size_t n)
 {
@@ -126,6 +173,13 @@ static void bias_unknown(Cistern__Generate *g) { biased(g, 3), bias_ids[2] = 50;
 static void bias_nan(Cistern__Generate *g) { biased(g, 3), biases[2] = NAN; }
 static void bias_infinite(Cistern__Generate *g) { biased(g, 3), biases[2] = INFINITY; }
 
+static void span_past(Cistern__Generate *g) { spanned(g, 2, 4, 7, 0, 0); }
+static void span_behind(Cistern__Generate *g) { spanned(g, 2, 11, 1, 0, 0); }
+static void span_wraps(Cistern__Generate *g) { spanned(g, 2, 4, UINT32_MAX, 0, 0); }
+static void span_of_none(Cistern__Generate *g) { spanned(g, 2, 4, 0, 0, 0); }
+static void spans_overlap(Cistern__Generate *g) { spanned(g, 4, 4, 3, 6, 1); }
+static void half_a_span(Cistern__Generate *g) { spanned(g, 3, 4, 3, 8, 0); }
+
 static const struct {
     void (*change)(Cistern__Generate *g);
     Cistern__Code code;
@@ -153,6 +207,12 @@ static const struct {
     {bias_unknown,       CISTERN__CODE__MALFORMED },
     {bias_nan,           CISTERN__CODE__MALFORMED },
     {bias_infinite,      CISTERN__CODE__MALFORMED },
+    {span_past,          CISTERN__CODE__MALFORMED },
+    {span_behind,        CISTERN__CODE__MALFORMED },
+    {span_wraps,         CISTERN__CODE__MALFORMED },
+    {span_of_none,       CISTERN__CODE__MALFORMED },
+    {spans_overlap,      CISTERN__CODE__MALFORMED },
+    {half_a_span,        CISTERN__CODE__MALFORMED },
 };
 
 START_TEST(hostile_ones_are_refused)
@@ -224,6 +284,7 @@ int main(void)
 {
     TCase *tc = tcase_create("requests");
     tcase_add_loop_test(tc, a_sound_one_is_taken, 0, ARRAY_LEN(sizes));
+    tcase_add_loop_test(tc, a_prompt_has_the_kinds_that_it_had, 0, ARRAY_LEN(reused));
     tcase_add_test(tc, changes_to_the_logits_arrive);
     tcase_add_loop_test(tc, hostile_ones_are_refused, 0, ARRAY_LEN(hostile));
     tcase_add_test(tc, who_was_admitted_goes_first);

@@ -27,6 +27,7 @@ static struct lane reading(uint32_t group, uint32_t left, uint64_t arrival)
                          .group = group,
                          .reserved = left + 1,
                          .known = left,
+                         .alike = left,
                          .arrival = arrival};
 }
 
@@ -184,6 +185,42 @@ START_TEST(a_piece_is_bounded)
            (struct want[]){
                {0, 1, true},
                {1, 1, true}
+    },
+           2);
+}
+END_TEST
+
+START_TEST(a_piece_ends_where_the_kind_changes)
+{
+    struct lane lanes[LANES] = {reading(0, 50, 1), decoding(0)};
+    lanes[0].alike = 12;
+    expect(&two, lanes, 0,
+           (struct want[]){
+               {1, 1,  true },
+               {0, 12, false}
+    },
+           2);
+    lanes[0].posted = 12;
+    lanes[0].alike = 49; /* the last one is of another kind again */
+    expect(&two, lanes, 0,
+           (struct want[]){
+               {1, 1,  true },
+               {0, 32, false}
+    },
+           2);
+    lanes[0].posted = 44;
+    expect(&two, lanes, 0,
+           (struct want[]){
+               {1, 1, true },
+               {0, 5, false}
+    },
+           2);
+    lanes[0].posted = 49;
+    lanes[0].alike = 50;
+    expect(&two, lanes, 0,
+           (struct want[]){
+               {1, 1, true},
+               {0, 1, true}
     },
            2);
 }
@@ -444,6 +481,7 @@ int main(void)
     tcase_add_test(tc, one_piece_of_the_oldest_prompt);
     tcase_add_test(tc, a_piece_rides_with_any_group);
     tcase_add_test(tc, a_piece_is_bounded);
+    tcase_add_test(tc, a_piece_ends_where_the_kind_changes);
     tcase_add_test(tc, one_token_left_of_a_prompt_is_a_piece);
     tcase_add_test(tc, lanes_in_flight_are_fed);
     tcase_add_test(tc, nobody_is_fed_past_its_end_or_room);
