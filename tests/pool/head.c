@@ -166,6 +166,7 @@ static void fill_open(const struct op *op, Cistern__Open *o)
     o->lane = op->lane;
     o->tokens.data = (uint8_t *)op->tokens;
     o->tokens.len = op->n_tokens * sizeof(uint32_t);
+    o->exact = op->exact;
     o->salt = op->salt;
     o->gateway = op->gateway;
     o->arrival = op->arrival;

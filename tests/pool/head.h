@@ -5,8 +5,8 @@
  * A pipeline as poold sees it: each stage has a lifeline and a message socket of its own, all of
  * them in this process. The head sends operations and sends those without an answer again, under
  * their old numbers, after each return of poold. Windows are made of plain stores: a cell's K/V is
- * one hash of all tokens up to it, so that any cell that is not where it should be, and any store
- * that comes after the chunk was given to another conversation, is seen.
+ * one hash of all words up to it (tokens and their kinds), so that any cell that is not where it
+ * should be, and any store that comes after the chunk was given to another conversation, is seen.
  */
 #include "common/pool_client.h"
 #include "world.h"
@@ -62,12 +62,13 @@ struct op {
     bool in_use, answered, abandoned;
     uint32_t row; /* all but open */
     uint64_t generation, version, last_window;
-    uint32_t cells;    /* grow, truncate: to; close: keep */
-    bool resume;       /* close */
-    bool crosses;      /* close: another operation on the row had no answer yet */
-    uint32_t n_deaths; /* of poold, when it was sent first */
-    uint32_t lane;     /* open */
-    uint32_t tokens[CONTEXT], n_tokens;
+    uint32_t cells;                     /* grow, truncate: to; close: keep */
+    bool resume;                        /* close */
+    bool crosses;                       /* close: another operation on the row had no answer yet */
+    uint32_t n_deaths;                  /* of poold, when it was sent first */
+    uint32_t lane;                      /* open */
+    uint32_t tokens[CONTEXT], n_tokens; /* words: ids and kinds */
+    bool exact;
     uint64_t salt, gateway, arrival;
     uint32_t resume_row; /* row + 1 */
     uint64_t resume_generation;

@@ -137,6 +137,7 @@ static struct op *begin_open(struct model *m, struct head *h, const uint32_t *to
     op->lane = lane;
     op->n_tokens = n;
     op->gateway = 5;
+    op->exact = m->heeds_kinds && model_random(m, 2);
     memcpy(op->tokens, tokens, n * sizeof(*tokens));
     return op;
 }
@@ -222,7 +223,7 @@ void model_compute(struct model *m, uint32_t row, uint32_t to)
     to = min_u32(min_u32(to, r->n_entries * CHUNK), CONTEXT);
     if (r->busy || to <= r->computed) return;
     while (r->n_tokens < to) /* what the model says next */
-        r->tokens[r->n_tokens++] = 1000 + model_random(m, 50);
+        r->tokens[r->n_tokens++] = (1000 + model_random(m, 50)) | POOL_TOKEN_GENERATED;
     struct window *w = head_compose(h);
     w->row = row;
     w->lease = r->lease;
@@ -244,6 +245,22 @@ static void take_row(struct row *r, const struct answer *a)
     r->version = a->version;
     r->lease = a->lease;
     r->n_entries = a->n_entries;
+}
+
+/* What is reused is of the kinds that it has; who asked for them found none of others. */
+static void take_kinds(struct row *r, uint32_t row, const struct op *op)
+{
+    const struct head *h = op->head;
+    const uint64_t *table = pool_table(h->control, row);
+    for (uint32_t i = 0; i < r->computed; i++) {
+        bool copied = r->copy_chunk && i >= r->copy_from;
+        uint32_t chunk = copied ? r->copy_chunk : pool_entry_chunk(table[i / CHUNK]);
+        uint32_t word = h->tokens->cell[chunk * CHUNK + i % CHUNK], differ = word ^ r->tokens[i];
+        require(!(differ & (op->exact ? UINT32_MAX : ~POOL_TOKEN_GENERATED)),
+                "row %u: cell %u of %u has word %x, asked for was %x", row, i, r->computed, word,
+                r->tokens[i]);
+        r->tokens[i] = word;
+    }
 }
 
 static void take_open(struct model *m, struct op *op)
@@ -270,6 +287,7 @@ static void take_open(struct model *m, struct op *op)
     r->copy_from = a->base;
     r->n_tokens = op->n_tokens;
     memcpy(r->tokens, op->tokens, op->n_tokens * sizeof(r->tokens[0]));
+    take_kinds(r, a->row, op);
     m->n_cached_cells += cached;
 }
 

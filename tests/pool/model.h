@@ -23,7 +23,7 @@ struct row {
     uint32_t computed;   /* cells whose window was composed */
     uint32_t copy_chunk; /* the next window copies cells [copy_from, computed) from it */
     uint32_t copy_from;
-    uint32_t n_tokens, tokens[CONTEXT]; /* of the conversation, also when it is closed */
+    uint32_t n_tokens, tokens[CONTEXT]; /* words, of the conversation, also when it is closed */
     bool closing;
     uint32_t expected; /* cells that it must have when it is closed */
     bool busy;         /* an operation on it has no answer */
@@ -48,6 +48,7 @@ struct model {
     struct seen seen[ROWS_LIMIT];
     bool has_seen;
     uint32_t n_rows, n_chunks;
+    bool heeds_kinds;       /* some prompts go on from cells of their own kinds alone */
     bool gives_way;         /* what waits for long is given up, or given room */
     uint32_t forget_one_in; /* rows, when poold is back; 0: none */
     uint64_t random;

@@ -19,13 +19,19 @@ struct kill_timer {
 
 static void on_kill(void *arg) { world_kill(((struct kill_timer *)arg)->world); }
 
-/* Prompts of few families, whose members part at few places: so that they share. */
+/* Prompts of few families, whose members part at few places, and whose kinds do: so that they
+ * share.
+ */
 static uint32_t prompt(struct model *m, uint32_t *ret)
 {
     uint32_t family = model_random(m, FAMILIES), n = 2 + model_random(m, CONTEXT - 2);
     uint32_t parts = 16 * model_random(m, 6) + model_random(m, 3) * 5, branch = model_random(m, 3);
     for (uint32_t i = 0; i < n; i++)
         ret[i] = family * 10000 + i + (i >= parts ? 500 * (branch + 1) : 0);
+    uint32_t from = 16 * model_random(m, 6) + model_random(m, 3) * 5;
+    bool some = model_random(m, 2);
+    for (uint32_t i = from; some && i < min_u32(n, from + 40); i++)
+        ret[i] |= POOL_TOKEN_GENERATED;
     return n;
 }
 
@@ -152,7 +158,7 @@ static void run(char **programs, const struct kind *k, uint64_t operations)
                               .when_dry_waits = k->waits};
     (void)printf("%s: CISTERN_SEED=%llu\n", k->name, (unsigned long long)seed);
     (void)fflush(stdout);
-    m = (struct model){.random = seed, .gives_way = true, .forget_one_in = 10};
+    m = (struct model){.random = seed, .heeds_kinds = true, .gives_way = true, .forget_one_in = 10};
     world_init(&w, &want);
     model_init(&m, &w, HEADS_MAX, (uint32_t[]){k->n_stages, k->n_stages});
     copier_init(&copier, &m, programs[1]);
