@@ -194,7 +194,7 @@ class Answer(threading.Thread):
         super().__init__(daemon=True)
         self.port, self.warm, self.begun = server.port, warm, threading.Event()
         self.count, self.events, self.failed, self.is_over = 0, [], None, False
-        self.at, self.text, self.usage = [], "", None
+        self.at, self.came, self.text, self.usage = [], [], "", None
         self.body = {"max_tokens": n, "temperature": 0, "ignore_eos": True, "stream": True,
                      "stream_options": {"include_usage": True}, **fields}
         self.path = "/v1/chat/completions" if isinstance(prompt, str) else "/v1/completions"
@@ -241,6 +241,7 @@ class Answer(threading.Thread):
             self.failed = self.failed or event.get("error")
             self.usage = event.get("usage") or self.usage
             for choice in event.get("choices") or []:
+                self.came.append(when)
                 piece = choice["text"] if "text" in choice else choice["delta"].get("content")
                 self.text += piece or ""
                 self.at += [when] * bool(piece)
@@ -250,8 +251,8 @@ class Answer(threading.Thread):
         return self
 
     def first(self):
-        """Seconds to the first token."""
-        return self.at[0] - self.sent
+        """Seconds to the first token, or to the answer's end when none of its tokens has a text."""
+        return (self.at or self.came)[0] - self.sent
 
     def gaps(self, begin=0.0, end=math.inf):
         at = [t for t in self.at if begin <= t <= end]

@@ -66,7 +66,7 @@ def decode(side, lanes, cells):
 
 def prompts(side, tokens, n=1):
     answers = join([Answer(side, prompt(tokens), 1) for _ in range(n)])
-    seconds = max(a.at[0] for a in answers) - min(a.sent for a in answers)
+    seconds = max(a.sent + a.first() for a in answers) - min(a.sent for a in answers)
     yield "prompt", tokens * n / seconds, "tokens/s"
 
 
@@ -120,7 +120,7 @@ def beside(side, tokens):
     began = time.monotonic()
     reader = Answer(side, prompt(tokens), 1).join()
     leave([stream])
-    during = stream.gaps(began, reader.at[0])
+    during = stream.gaps(began, reader.sent + reader.first())
     if not during:
         sys.exit("the stream ended before the prompt was read: this model is too fast for the row")
     yield "median gap before", median_ms(stream.gaps(stream.at[1], began)), "ms"
