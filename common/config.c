@@ -352,6 +352,21 @@ int config_from_args(int argc, char **argv, const char *program, const char *wha
 
 /* ---- layers ---- */
 
+int config_device(const char *devices, uint32_t stage, char *ret, size_t room)
+{
+    const char *at = devices;
+    for (uint32_t i = 0; i < stage && strchr(devices, ','); i++) {
+        at = strchr(at, ',');
+        if (!at) return -EINVAL;
+        at++;
+    }
+    size_t n = strcspn(at, ",");
+    if (n == 0 || n >= room) return -EINVAL;
+    memcpy(ret, at, n);
+    ret[n] = 0;
+    return 0;
+}
+
 int config_layers(const struct config *c, uint32_t stage, uint32_t n_layers, struct why *why,
                   uint32_t *ret_first, uint32_t *ret_n)
 {

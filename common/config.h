@@ -142,6 +142,10 @@ int config_from_args(int argc, char **argv, const char *program, const char *wha
 int config_layers(const struct config *c, uint32_t stage, uint32_t n_layers, struct why *why,
                   uint32_t *ret_first, uint32_t *ret_n);
 
+/* The device of a stage in worker.device: "cuda:0,cuda:1", or one for all of them. -EINVAL when
+ * there is none, or it is too long. */
+int config_device(const char *devices, uint32_t stage, char *ret, size_t room);
+
 /* The word of a choice as it is now: config_choice(c, "worker", "variant") is "auto". */
 const char *config_choice(const struct config *c, const char *section, const char *name,
                           char ret[32]);

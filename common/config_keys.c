@@ -94,7 +94,8 @@ const struct config_key config_keys[] = {
            "who cannot then ends."),
     U64(worker, memory_limit, 0, UINT64_C(1) << 40, "0",
         "Bytes of a GPU's memory that a worker uses at most, as if the card had no more; K and V "
-        "without a place there are read from the pool. 0: what is free."),
+        "without a place there are read from the pool. With worker.layers = free the same for all "
+        "stages. 0: what is free."),
     U64(worker, kv_resident, 0, UINT32_MAX, "4294967295",
         "Cells whose K and V a GPU keeps in its own memory too, at most; the rest is read from the "
         "pool. The preset: as many as there is room for."),

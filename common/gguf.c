@@ -223,6 +223,23 @@ const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name)
     return NULL;
 }
 
+void gguf_layer_bytes(const struct gguf *g, uint32_t n_layers, uint64_t *ret)
+{
+    bool tied = !gguf_tensor(g, "output.weight");
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        unsigned layer;
+        if (sscanf(t->name, "blk.%u.", &layer) == 1 && layer < n_layers) {
+            ret[layer] += t->bytes;
+        } else if (strcmp(t->name, "token_embd.weight") == 0) {
+            ret[0] += t->bytes;
+            if (tied) ret[n_layers - 1] += t->bytes;
+        } else {
+            ret[n_layers - 1] += t->bytes;
+        }
+    }
+}
+
 int gguf_map(const struct gguf *g, const struct gguf_tensor *t, struct gguf_view *ret)
 {
     uint64_t page = t->off & ~(uint64_t)(page_bytes() - 1);

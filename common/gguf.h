@@ -93,6 +93,10 @@ size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
 /* By name; NULL when there is none. */
 const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name);
+/* Bytes of each layer's tensors, added to ret [n_layers]. The embedding goes with the first layer,
+ * everything else that is no layer's with the last; an embedding that is the output matrix as well
+ * is in both. */
+void gguf_layer_bytes(const struct gguf *g, uint32_t n_layers, uint64_t *ret);
 int gguf_map(const struct gguf *g, const struct gguf_tensor *t, struct gguf_view *ret);
 void gguf_unmap(struct gguf_view *v);
 /* Values of one block and its bytes, for the types above; 0 for a type that isn't supported. */

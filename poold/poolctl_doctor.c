@@ -2,8 +2,10 @@
 /*
  * poolctl doctor: what this configuration would start, in bytes, and whether this machine has room
  * for it. Reads the model file's metadata and the machine; starts and changes nothing. Each line is
- * one need, what there is, and the key that changes it.
+ * one need, what there is, and the key that changes it. GPUs: poolctl_gpus.c.
  */
+#include <ctype.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -17,6 +19,7 @@
 #include "common/cuda_host.h"
 #include "common/gguf.h"
 #include "poold/poolctl.h"
+#include "poold/poolctl_gpus.h"
 #include "proto/kv_block.h"
 
 enum {
@@ -31,7 +34,10 @@ struct plan {
     uint64_t cell_bytes; /* of one layer */
     uint32_t block_cells;
     uint64_t n_chunks;
-    uint64_t arenas, control, tokens, weights;
+    uint64_t arenas, control, tokens;
+    uint64_t weights, host_weights;        /* the file; what CPU stages map of it */
+    uint64_t layer_weights[POOL_RUNS_MAX]; /* with what the first and the last layer bring */
+    uint64_t stage_weights[POOL_STAGES_MAX];
 };
 
 static void say(struct plan *p, const char *what, bool ok, const char *knob, const char *format,
@@ -48,6 +54,17 @@ static void say(struct plan *p, const char *what, bool ok, const char *knob, con
     p->fits = p->fits && ok;
     json_array_append_new(
         p->checks, json_pack("{ss sb ss ss}", "what", what, "ok", ok, "text", text, "knob", knob));
+}
+
+static bool is_gpu(const char *device) { return strncmp(device, "cuda:", 5) == 0; }
+
+static bool has_gpu(const struct config *c)
+{
+    char device[32];
+    for (uint32_t s = 0; s < c->worker.stages; s++)
+        if (config_device(c->worker.device, s, device, sizeof(device)) == 0 && is_gpu(device))
+            return true;
+    return false;
 }
 
 /* ---- the model ---- */
@@ -85,6 +102,7 @@ static int read_model(struct plan *p, const struct config *c, struct why *why)
     p->block_cells = kv_block_cells(c->pool.kv, (uint32_t)kv_heads, (uint32_t)dim);
     struct stat st;
     p->weights = stat(c->model.path, &st) == 0 ? (uint64_t)st.st_size : 0;
+    gguf_layer_bytes(g, p->n_layers, p->layer_weights);
     return 0;
 }
 
@@ -119,6 +137,19 @@ static void size_blocks(struct plan *p, const struct config *c)
         kv_name(c->pool.kv), p->block_cells);
 }
 
+/* A GPU's stage reads its weights and keeps none of them in host memory. */
+static void stage_add(struct plan *p, const struct config *c, uint32_t stage, uint32_t first,
+                      uint32_t n)
+{
+    char device[32];
+    p->arenas += stage_bytes(p, c, n);
+    for (uint32_t i = first; i < first + n; i++)
+        p->stage_weights[stage] += p->layer_weights[i];
+    bool cpu = config_device(c->worker.device, stage, device, sizeof(device)) < 0 ||
+               strcmp(device, "cpu") == 0;
+    if (cpu) p->host_weights = min_u64(p->host_weights + p->stage_weights[stage], p->weights);
+}
+
 static void size_stages(struct plan *p, const struct config *c)
 {
     for (uint32_t s = 0; s < c->worker.stages; s++) {
@@ -130,10 +161,10 @@ static void size_stages(struct plan *p, const struct config *c)
             say(p, what, false, "worker.layers, worker.stages", "%s", why.text);
             continue;
         }
-        uint64_t bytes = stage_bytes(p, c, n);
-        p->arenas += bytes;
+        stage_add(p, c, s, first, n);
         say(p, what, true, "pool.cells, pool.kv", "%llu bytes: layers %u to %u, %llu bytes a cell",
-            (unsigned long long)bytes, first, first + n - 1, (unsigned long long)p->cell_bytes * n);
+            (unsigned long long)stage_bytes(p, c, n), first, first + n - 1,
+            (unsigned long long)p->cell_bytes * n);
     }
 }
 
@@ -172,9 +203,15 @@ static void look_at_room(struct plan *p, const struct config *c)
     bool files = c->pool.memory == POOL_MEMORY_SHM;
     uint64_t need = (files ? p->arenas : 0) + p->control + p->tokens;
     bool tmpfs = (unsigned long)f.f_type == TMPFS_FS;
-    say(p, "pool.dir", room >= need, "pool.cells, or a larger tmpfs (mount -o remount,size=...)",
+    say(p, "pool.dir", room >= need,
+        "pool.cells, or a larger tmpfs (mount -o remount,size=..., a container's --shm-size)",
         "%s: %llu bytes wanted, %llu free%s", dir, (unsigned long long)need,
         (unsigned long long)room, tmpfs ? "" : "; it is no tmpfs: pages will be written to a disk");
+    if (files && !tmpfs && has_gpu(c))
+        say(p, "pinned arenas", false, "pool.dir, on tmpfs",
+            "%s: a GPU's driver pins the arenas, which Linux 6.5 and later refuse for files on "
+            "a disk",
+            dir);
 }
 
 static uint64_t number_in(const char *path, const char *key)
@@ -193,11 +230,11 @@ static void look_at_memory(struct plan *p, const struct config *c)
 {
     uint64_t there = number_in("/proc/meminfo", "MemAvailable:") + held_bytes(c);
     uint64_t group = number_in("/sys/fs/cgroup/memory.max", NULL);
-    uint64_t need = p->arenas + p->control + p->tokens + p->weights;
+    uint64_t need = p->arenas + p->control + p->tokens + p->host_weights;
     if (group) there = min_u64(there, group);
     say(p, "memory", there >= need, "pool.cells, pool.kv, a smaller model",
         "%llu bytes wanted (%llu of them weights), %llu available", (unsigned long long)need,
-        (unsigned long long)p->weights, (unsigned long long)there);
+        (unsigned long long)p->host_weights, (unsigned long long)there);
 }
 
 static void look_at_lock(struct plan *p, const struct config *c)
@@ -216,9 +253,67 @@ static void look_at_lock(struct plan *p, const struct config *c)
     bool room = l.rlim_cur == RLIM_INFINITY || l.rlim_cur >= p->arenas || geteuid() == 0;
     static const char *const then[] = {"then it is not locked", "then poold ends", "not wanted"};
     say(p, "memlock", room || c->pool.lock != POOL_LOCK_YES, "pool.lock, LimitMEMLOCK (ulimit -l)",
-        "%llu bytes to lock, limit %llu%s%s", (unsigned long long)p->arenas,
+        "%llu bytes to lock, limit %llu%s%s%s", (unsigned long long)p->arenas,
         (unsigned long long)l.rlim_cur, room ? "" : ": ",
-        room ? "" : then[min_u32(c->pool.lock, 2)]);
+        room ? "" : then[min_u32(c->pool.lock, 2)],
+        room || !has_gpu(c) ? "" : "; what a GPU's driver pins, it doesn't count");
+}
+
+static void say_driver(struct plan *p, const struct gpus *g, const char *visible)
+{
+    static const char *const knob = "NVIDIA's driver, and its container toolkit in a container";
+    if (g->fault.text[0]) return say(p, "GPU driver", false, knob, "%s", g->fault.text);
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (!library)
+        return say(p, "GPU driver", false, knob,
+                   "%s; in a container: NVIDIA_DRIVER_CAPABILITIES must have compute", dlerror());
+    (void)dlclose(library);
+    say(p, "GPU driver", true, knob, "version %s, %u cards%s%s",
+        g->driver[0] ? g->driver : "unknown", g->n_cards,
+        visible ? " by CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
+}
+
+static void say_stage(struct plan *p, const struct config *c, uint32_t stage, const char *device,
+                      const struct gpus *g)
+{
+    char what[32], *end;
+    uint64_t weights = p->stage_weights[stage], limit = c->worker.memory_limit;
+    unsigned long card = strtoul(device + 5, &end, 10);
+    bool is_one = isdigit((unsigned char)device[5]) && !*end;
+    (void)snprintf(what, sizeof(what), "GPU of stage %u", stage);
+    if (!is_one || (card >= g->n_cards && !g->fault.text[0]))
+        say(p, what, false, "worker.device, worker.stages", "%s: there are %u cards", device,
+            g->n_cards);
+    else if (limit && weights >= limit)
+        say(p, what, false, "worker.memory_limit, worker.stages, worker.layers",
+            "%s: %llu bytes of weights, worker.memory_limit is %llu", device,
+            (unsigned long long)weights, (unsigned long long)limit);
+    else
+        say(p, what, true, "worker.device",
+            "%s: %llu bytes of weights%s; K/V has what they and a window's buffers leave%s", device,
+            (unsigned long long)weights,
+            strcmp(c->worker.layers, "free") == 0 ? " in an even split" : "",
+            limit ? " of worker.memory_limit" : "");
+}
+
+static void look_at_gpus(struct plan *p, const struct config *c)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    struct gpus g = {0};
+    if (has_gpu(c)) {
+        gpus_find("", visible, &g);
+        say_driver(p, &g, visible);
+    }
+    for (uint32_t s = 0; s < c->worker.stages; s++) {
+        char device[32], what[32];
+        int r = config_device(c->worker.device, s, device, sizeof(device));
+        (void)snprintf(what, sizeof(what), "device of stage %u", s);
+        if (r == 0 && is_gpu(device))
+            say_stage(p, c, s, device, &g);
+        else if (r < 0 || strcmp(device, "cpu") != 0)
+            say(p, what, false, "worker.device", "%s: each is to be cpu or cuda:N",
+                c->worker.device);
+    }
 }
 
 /* poold must see the workers' pids: its own namespace, or one above theirs. */
@@ -269,6 +364,7 @@ int doctor(struct ctl *c)
         look_at_room(&p, c->config);
         look_at_memory(&p, c->config);
         look_at_lock(&p, c->config);
+        look_at_gpus(&p, c->config);
     }
     look_at_namespace(&p, c->config);
     look_at_rest(&p, c->config);

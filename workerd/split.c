@@ -56,21 +56,6 @@ void split_by_memory(const uint64_t *bytes, uint32_t n_layers, const uint64_t *f
 
 /* ---- what is measured ---- */
 
-int split_device(const char *devices, uint32_t stage, char *ret, size_t room)
-{
-    const char *at = devices;
-    for (uint32_t i = 0; i < stage && strchr(devices, ','); i++) {
-        at = strchr(at, ',');
-        if (!at) return -EINVAL;
-        at++;
-    }
-    size_t n = strcspn(at, ",");
-    if (n == 0 || n >= room) return -EINVAL;
-    memcpy(ret, at, n);
-    ret[n] = 0;
-    return 0;
-}
-
 static int free_of(const char *device, struct why *why, uint64_t *ret)
 {
     if (strcmp(device, "cpu") == 0) {
@@ -85,31 +70,12 @@ static int free_of(const char *device, struct why *why, uint64_t *ret)
 #endif
 }
 
-/* The embedding goes with the first layer, everything else that is no layer's with the last; an
- * embedding that is the output matrix as well is in both. */
-static void bytes_of(const struct gguf *g, uint32_t n_layers, uint64_t *ret)
-{
-    bool tied = !gguf_tensor(g, "output.weight");
-    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(g, i);
-        unsigned layer;
-        if (sscanf(t->name, "blk.%u.", &layer) == 1 && layer < n_layers) {
-            ret[layer] += t->bytes;
-        } else if (strcmp(t->name, "token_embd.weight") == 0) {
-            ret[0] += t->bytes;
-            if (tied) ret[n_layers - 1] += t->bytes;
-        } else {
-            ret[n_layers - 1] += t->bytes;
-        }
-    }
-}
-
 static int measure(const struct split_want *w, struct why *why, uint32_t *ret_n)
 {
     uint64_t free_bytes[POOL_STAGES_MAX];
     for (uint32_t s = 0; s < w->n_stages; s++) {
         char device[32];
-        if (split_device(w->devices, s, device, sizeof(device)) < 0)
+        if (config_device(w->devices, s, device, sizeof(device)) < 0)
             return why_set(why, -EINVAL, "worker.device = %s: %u devices are wanted, one a stage",
                            w->devices, w->n_stages);
         int r = free_of(device, why, &free_bytes[s]);
@@ -118,16 +84,17 @@ static int measure(const struct split_want *w, struct why *why, uint32_t *ret_n)
         log_info("stage %u: %" PRIu64 " bytes are free on %s", s, free_bytes[s], device);
     }
     CLEANUP(freep) uint64_t *bytes = xcalloc(w->n_layers, sizeof(*bytes));
-    bytes_of(w->gguf, w->n_layers, bytes);
+    gguf_layer_bytes(w->gguf, w->n_layers, bytes);
     split_by_memory(bytes, w->n_layers, free_bytes, w->n_stages, ret_n);
     return 0;
 }
 
-/* ---- the file: "FINGERPRINT DEVICES STAGES: N N ...\n" ---- */
+/* ---- the file: "FINGERPRINT DEVICES STAGES LIMIT: N N ...\n" ---- */
 
 static int key_of(const struct split_want *w, char *ret, size_t room)
 {
-    return snprintf(ret, room, "%s %s %u:", w->fingerprint, w->devices, w->n_stages);
+    return snprintf(ret, room, "%s %s %u %" PRIu64 ":", w->fingerprint, w->devices, w->n_stages,
+                    w->memory_limit);
 }
 
 /* Whether the text is a whole split of what is wanted; one that a death cut short is not. */

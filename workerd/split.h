@@ -5,9 +5,9 @@
  * worker.layers = free: each stage gets layers in proportion to the memory that is free on its
  * device. All workers of a pipeline must come to the same split, also one that comes back when the
  * others have filled theirs: who starts first measures all devices and writes
- * RUN_DIR/split-PIPELINE, the others read it. It holds as long as model and devices are the same;
- * without the file the next start measures anew. Called by the worker before anything is loaded;
- * loop thread.
+ * RUN_DIR/split-PIPELINE, the others read it. It holds as long as model, devices and limit are the
+ * same; without the file the next start measures anew. Called by the worker before anything is
+ * loaded; loop thread.
  */
 #include "common/config.h"
 #include "common/gguf.h"
@@ -17,12 +17,9 @@ struct split_want {
     uint32_t pipeline, stage, n_stages, n_layers;
     const struct gguf *gguf;
     const char *fingerprint;
-    uint64_t memory_limit; /* bytes of a GPU that are used at most; 0: no limit */
+    uint64_t memory_limit; /* bytes of a GPU that are used at most; 0: no limit; of all stages */
     const char *devices;   /* of all stages: "cuda:0,cuda:1"; or one, of all of them */
 };
-
-/* The device of a stage in such a list. -EINVAL when there is none, or it is too long. */
-int split_device(const char *devices, uint32_t stage, char *ret, size_t room);
 
 /* -ECANCELED: SIGTERM or SIGINT, which the caller has blocked, came while another measures. */
 int split_layers(const struct split_want *want, struct why *why, uint32_t *ret_first,

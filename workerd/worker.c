@@ -406,7 +406,7 @@ static int stage_start(struct worker *w)
 static int place_choose(struct worker *w, uint32_t n_layers)
 {
     const struct config *c = w->config;
-    if (split_device(c->worker.device, w->place.stage, w->device, sizeof(w->device)) < 0)
+    if (config_device(c->worker.device, w->place.stage, w->device, sizeof(w->device)) < 0)
         return why_set(w->why, -EINVAL, "worker.device = %s: no device for stage %u",
                        c->worker.device, w->place.stage);
     if (strcmp(c->worker.layers, "free") != 0)

@@ -424,6 +424,10 @@ MISFITS = {
     "pool.dir": {"pool.cells": (1 << 32) - (1 << 20), "pool.dir": "/dev/shm/cistern-none"},
     "model": {"model.path": "/none.gguf"},
     "run.dir": {"run.dir": "/tmp/" + "long" * 30},
+    "GPU of stage 0": {"worker.device": "cuda:0", "worker.memory_limit": 1024},
+    "GPU of stage 1": {"worker.stages": 2, "worker.device": "cpu,cuda:0", "worker.memory_limit": 1024},
+    "pinned arenas": {"worker.device": "cuda:0", "pool.dir": "/proc/none"},
+    "device of stage 0": {"worker.device": "gpu"},
 }
 
 

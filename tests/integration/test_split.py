@@ -41,6 +41,26 @@ def test_workers_agree_on_a_split(tiny_model):
     assert rows == solo_rows(tiny_model, [CHAT], 1)[0]
 
 
+def test_a_split_measured_under_another_limit_was_kept(tiny_model):
+    with Cistern(tiny_model, 2, {**SMALL, "worker.layers": "free"}) as c:
+        path = c.folder / "run/split-0"
+
+        def first(limit):
+            """Layers of stage 0, which says them before it looks for poold."""
+            c.settings["worker.memory_limit"] = limit
+            c.start_worker(0, wait=False)
+            eventually(lambda: "split-0 says" in c.workers[0].text(), "the worker knows its layers")
+            c.workers[0].stop()
+            return len(layers(c.workers[0]))
+
+        measured = first("1G")
+        key, _, _ = path.read_text().partition(":")
+        other = measured % (LAYERS - 1) + 1
+        path.write_text(f"{key}: {other} {LAYERS - other}\n")
+        assert first("1G") == other != measured
+        assert first("2G") == measured
+
+
 def is_open(p, path):
     return any(os.path.realpath(fd) == str(path) for fd in pathlib.Path(f"/proc/{p.pid}/fd").iterdir())
 

@@ -129,6 +129,19 @@ START_TEST(layers_are_split)
 }
 END_TEST
 
+START_TEST(devices_of_a_list)
+{
+    char device[8];
+    ck_assert_int_eq(config_device("cpu", 3, device, sizeof(device)), 0);
+    ck_assert_str_eq(device, "cpu");
+    ck_assert_int_eq(config_device("cuda:0,cuda:12", 1, device, sizeof(device)), 0);
+    ck_assert_str_eq(device, "cuda:12");
+    ck_assert_int_eq(config_device("cuda:0,cuda:1", 2, device, sizeof(device)), -EINVAL);
+    ck_assert_int_eq(config_device("cuda:0,", 1, device, sizeof(device)), -EINVAL);
+    ck_assert_int_eq(config_device("cuda:1234", 0, device, sizeof(device)), -EINVAL);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("config");
@@ -137,5 +150,6 @@ int main(void)
     tcase_add_test(t, later_wins_and_units_count);
     tcase_add_test(t, every_preset_is_a_value_that_the_table_takes);
     tcase_add_loop_test(t, layers_are_split, 0, ARRAY_LEN(splits));
+    tcase_add_test(t, devices_of_a_list);
     return suite_run("config", t);
 }

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Layers by free memory, held against every split there is: none fills its fullest device less. And
- * the devices of a list.
+ * Layers by free memory, held against every split there is: none fills its fullest device less.
  */
 #include <check.h>
-#include <errno.h>
-#include <string.h>
 
 #include "tests/suite.h"
 #include "workerd/split.h"
@@ -60,23 +57,9 @@ START_TEST(no_other_split_is_less_full)
 }
 END_TEST
 
-START_TEST(devices_of_a_list)
-{
-    char device[8];
-    ck_assert_int_eq(split_device("cpu", 3, device, sizeof(device)), 0);
-    ck_assert_str_eq(device, "cpu");
-    ck_assert_int_eq(split_device("cuda:0,cuda:12", 1, device, sizeof(device)), 0);
-    ck_assert_str_eq(device, "cuda:12");
-    ck_assert_int_eq(split_device("cuda:0,cuda:1", 2, device, sizeof(device)), -EINVAL);
-    ck_assert_int_eq(split_device("cuda:0,", 1, device, sizeof(device)), -EINVAL);
-    ck_assert_int_eq(split_device("cuda:1234", 0, device, sizeof(device)), -EINVAL);
-}
-END_TEST
-
 int main(void)
 {
     TCase *tc = tcase_create("split");
     tcase_add_loop_test(tc, no_other_split_is_less_full, 0, ARRAY_LEN(cases));
-    tcase_add_test(tc, devices_of_a_list);
     return suite_run("split", tc);
 }

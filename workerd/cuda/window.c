@@ -102,8 +102,8 @@ static int arena_register(struct backend *b, struct pool_arena *arena, struct wh
             b->registered = (uint8_t *)arena;
             cuda_arena_release(b);
             return why_set(why, -ENOMEM,
-                           "the pool's %llu bytes can't be pinned for the GPU: %s; is the limit of "
-                           "locked memory (LimitMEMLOCK) large enough?",
+                           "the pool's %llu bytes can't be pinned for the GPU: %s; is pool.dir on "
+                           "tmpfs, and is there so much memory (also of a container's limit)?",
                            (unsigned long long)arena->bytes, cudaGetErrorString(e));
         }
         b->registered = (uint8_t *)arena;
