@@ -400,12 +400,16 @@ static void sim_post(struct sim *m)
             ck_assert_uint_le(l->posted + w.rows[i].n_rows, l->reserved);
             ck_assert_uint_le(l->posted + w.rows[i].n_rows, l->known + w.rows[i].fed);
             fed += w.rows[i].fed;
-            pieces += l->state == LANE_PROMPT && !w.rows[i].fed;
             if (l->state == LANE_DECODE) ck_assert_uint_eq(l->group, w.plan.group);
             if (l->state == LANE_DECODE) ck_assert_uint_eq(l->in_flight, w.rows[i].fed);
             if (w.rows[i].fed) ck_assert_uint_lt(l->known + 1, l->feed_to);
+            bool piece = l->state == LANE_PROMPT && !w.rows[i].fed;
+            if (piece) ck_assert_uint_le(l->posted + w.rows[i].n_rows, l->alike);
+            pieces += piece;
+            if (piece) ck_assert_uint_eq(i + 1, w.plan.n_lanes);
             w.serial[i] = l->serial;
             l->posted += w.rows[i].n_rows;
+            if (l->posted >= l->alike) l->alike = min_u32(l->alike + 9, l->known);
             l->in_flight++;
         }
         ck_assert_uint_le(pieces, 1);
@@ -449,6 +453,7 @@ START_TEST(everybody_ends_and_the_rules_hold)
     };
     for (uint32_t i = 0; i < LANES; i++) {
         m.lanes[i] = reading(0, i == 0 ? 200 : 3 + 5 * i, i == 0 ? 4 : i);
+        m.lanes[i].alike = 3; /* then another kind, and again every 9 tokens */
         m.lanes[i].group = schedule_group(m.lanes, i, m.s.n_groups);
         m.left[i] = 10 + 7 * i;
         if (_i % 2 && i % 3) m.lanes[i].feed_to = m.lanes[i].known + m.left[i] + i % 2 * 10;
