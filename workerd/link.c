@@ -177,6 +177,12 @@ void bell_ring(struct link_bell *b, uint32_t count)
     (void)syscall(SYS_futex, &b->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+void bell_wake(struct link_bell *b)
+{
+    if (!__atomic_load_n(&b->sleepers, __ATOMIC_RELAXED)) return;
+    (void)syscall(SYS_futex, &b->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 static uint64_t clock_us(void)
 {
     struct timespec t;

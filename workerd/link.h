@@ -48,8 +48,11 @@ struct link_inbox *link_inbox(const struct link *l, uint32_t stage);
 uint32_t bell_count(const struct link_bell *b);
 /* Stores count and wakes who sleeps at the bell. One ringer a bell. */
 void bell_ring(struct link_bell *b, uint32_t count);
-/* Waits until the count is no longer seen; false when it still is after timeout_us, or earlier,
- * when the wake of a ring that was seen without it comes late: callers look again. Spins spin_us
+/* Wakes who sleeps at the bell without ringing it: it may do something before the ring. One that is
+ * just going to sleep may miss it. */
+void bell_wake(struct link_bell *b);
+/* Waits until the count is no longer seen; false when it still is after timeout_us, or earlier, by
+ * bell_wake or the late wake of a ring that was seen without it: callers look again. Spins spin_us
  * first. One waiter a bell. */
 bool bell_wait(struct link_bell *b, uint32_t seen, uint32_t spin_us, uint32_t timeout_us);
 

@@ -114,6 +114,34 @@ START_TEST(no_ring_is_slept_through)
 }
 END_TEST
 
+struct sleeper {
+    struct link *link;
+    uint32_t woken; /* atomic: 1, and one more if the bell has rung */
+};
+
+static void *sleep_at_bell(void *arg)
+{
+    struct sleeper *s = arg;
+    bool rung = bell_wait(link_bell(s->link, 1), 0, 0, 600 * 1000000u);
+    __atomic_store_n(&s->woken, rung ? 2 : 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+START_TEST(who_sleeps_is_woken_without_a_ring)
+{
+    struct sleeper s = {sound_link(), 0};
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, sleep_at_bell, &s), 0);
+    while (!__atomic_load_n(&s.woken, __ATOMIC_ACQUIRE)) {
+        bell_wake(link_bell(s.link, 1)); /* one that is not asleep yet misses it */
+        (void)sched_yield();
+    }
+    ck_assert_uint_eq(s.woken, 1);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    link_unref(s.link);
+}
+END_TEST
+
 START_TEST(a_silent_bell_lets_go)
 {
     struct link *l = sound_link();
@@ -409,6 +437,7 @@ int main(void)
     TCase *tc = tcase_create("link");
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, no_ring_is_slept_through, 0, 2);
+    tcase_add_test(tc, who_sleeps_is_woken_without_a_ring);
     tcase_add_test(tc, a_silent_bell_lets_go);
     tcase_add_test(tc, places_do_not_overlap);
     tcase_add_loop_test(tc, wrong_links_are_refused_by_name, 0, ARRAY_LEN(wrong_links));
