@@ -54,7 +54,7 @@ def test_a_split_measured_under_another_limit_was_kept(tiny_model):
             return len(layers(c.workers[0]))
 
         measured = first("1G")
-        key, _, _ = path.read_text().partition(":")
+        key, _, _ = path.read_text().rpartition(":")
         other = measured % (LAYERS - 1) + 1
         path.write_text(f"{key}: {other} {LAYERS - other}\n")
         assert first("1G") == other != measured
