@@ -8,8 +8,9 @@
  * to the backend and go with it. Called from the device thread only.
  *
  * What every implementation must keep (ARCHITECTURE.md, Exactness): a token row's bits are a
- * function of the tokens before it and its position, not of the rows beside it, of the number of
- * rows or of threads.
+ * function of the tokens before it, its position and, where the backend has an arithmetic for each,
+ * its kind (struct window's n_generated), not of the rows beside it, of the number of rows or of
+ * threads. Logits are made as those of generated rows.
  */
 #include <stdbool.h>
 
@@ -59,9 +60,9 @@ enum weight_use {
 
 struct backend_ops {
     const char *name;
-    const char *arithmetic; /* "cpu-1": raised when a kernel's arithmetic or the layout of a block
-                               changes */
-    uint32_t head_rows;     /* rows whose logits are made at a time */
+    /* "cpu-1": raised when a kernel's arithmetic or the layout of a block changes. */
+    const char *(*arithmetic)(const struct backend *b);
+    uint32_t head_rows; /* rows whose logits are made at a time */
     int (*open)(const struct backend_want *want, struct why *why, struct backend **ret);
     void (*close)(struct backend *b); /* takes NULL */
     /* For people: "cpu avx512, 2 threads". */

@@ -120,6 +120,7 @@ static void bench_decode(struct rig *r, const struct choice *choice, bool fed, u
     }
     uint32_t (*run)(struct rig *, struct rig_chat **, uint32_t, const struct choice *, uint32_t *,
                     uint32_t) = fed ? steps_fed : steps_in_turn;
+    r->n_generated = lanes;
     (void)run(r, c, lanes, choice, next, WARM_UP);
     double t = rig_seconds();
     uint32_t n = run(r, c, lanes, choice, next, STEPS);
@@ -129,6 +130,7 @@ static void bench_decode(struct rig *r, const struct choice *choice, bool fed, u
     (void)fflush(stdout);
     for (uint32_t i = 0; i < lanes; i++)
         rig_chat_free(c[i]);
+    r->n_generated = 0;
     r->next_chunk = 1;
 }
 

@@ -237,6 +237,7 @@ static struct window window_of(const struct rig *r, struct window_lane *lanes, u
     for (uint32_t i = 0; i < n_lanes; i++) {
         lanes[i].first_row = w.n_rows;
         w.n_rows += lanes[i].n_rows;
+        if (i < r->n_generated) w.n_generated = w.n_rows;
     }
     return w;
 }

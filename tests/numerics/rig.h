@@ -30,6 +30,7 @@ struct rig {
     struct pool_arena *arena[RIG_STAGES_MAX];
     size_t arena_bytes[RIG_STAGES_MAX];
     float *link[RIG_STAGES_MAX];
+    uint32_t n_generated;     /* of the next windows: lanes, the first ones, of generated rows */
     struct link_probs *probs; /* [max_rows]: of the last window */
     struct model_facts facts;
     struct rig_want want;

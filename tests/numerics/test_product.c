@@ -103,6 +103,7 @@ struct bench {
     struct subject s;
     uint32_t n_blocks;
     struct block *w, *x; /* [output][block], [row][block] */
+    float *f;            /* what x is of */
     struct cuda_product a;
 };
 
@@ -120,7 +121,7 @@ static void bench_init(struct bench *b, const struct subject *s)
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < (uint64_t)s->n_out * n; i++)
         bytes += random_block(s->type, file + bytes, &b->w[i]);
-    float *f = xcalloc((uint64_t)ROWS * s->n_in, sizeof(*f));
+    float *f = b->f = xcalloc((uint64_t)ROWS * s->n_in, sizeof(*f));
     for (uint64_t i = 0; i < (uint64_t)ROWS * s->n_in; i++)
         f[i] = (float)rand() / (float)RAND_MAX - 0.5f;
     for (uint64_t i = 0; i < (uint64_t)ROWS * n; i++)
@@ -142,13 +143,14 @@ static void bench_init(struct bench *b, const struct subject *s)
         .m = {{codes, s->n_out, s->n_in}                           },
         .x = {      .f = get((uint64_t)ROWS * s->n_in * sizeof(*f), f),
               .q = get(eights * (k_pad / CUDA_PIECE) * CUDA_X_BYTES, NULL),
+              .h = get((ROWS + CUDA_HALVES_ROWS - 1) / CUDA_HALVES_ROWS * CUDA_HALVES_ROWS * 2ul *
+                           k_pad, NULL),
               .width = s->n_in,
               .k_pad = k_pad},
-        .y = { .f = get((uint64_t)ROWS * s->n_out * sizeof(*f),                                                                                             NULL), .width = s->n_out},
+        .y = { .f = get((uint64_t)ROWS * s->n_out * sizeof(*f),                                                                                           NULL), .width = s->n_out},
     };
     ok(cuda_launch_quantise(NULL, &b->a.x, ROWS));
     free(file);
-    free(f);
 }
 
 static void check_rows(struct bench *b, const float *want, uint32_t n_rows, const char *what,
@@ -182,14 +184,91 @@ START_TEST(an_element_has_the_same_bits_by_every_kernel)
         b.a.deep_tiles = ways.deep ? UINT32_MAX : 0;
         check_rows(&b, want, row_counts[i], "few, longer ring", cuda_launch_few);
         b.a.deep_tiles = 0;
-        if (ways.many >= CUDA_MANY_WARPS)
-            check_rows(&b, want, row_counts[i], "many", cuda_launch_many);
-        if (ways.many >= CUDA_MANY_GROUPS && b.s.pack == CUDA_Q8_0)
-            check_rows(&b, want, row_counts[i], "many_groups", cuda_launch_many_groups);
+        if (ways.many) check_rows(&b, want, row_counts[i], "many", cuda_launch_many);
     }
     free(want);
-    free(b.w);
-    free(b.x);
+    free(b.w), free(b.x), free(b.f);
+    give_all();
+}
+END_TEST
+
+/* The half that is nearest, the even one of two. */
+static double half_of(double v)
+{
+    int e;
+    (void)frexp(v, &e);
+    const double last = ldexp(1, (e - 1 > -14 ? e - 1 : -14) - 10);
+    return rint(v / last) * last;
+}
+
+/* Sums of products of halves in double, and of their sizes: [row][output]. */
+static void halves_expected(const struct bench *b, double *sum, double *size)
+{
+    const uint32_t n_in = b->s.n_in, n_out = b->s.n_out;
+    double *x = xcalloc((uint64_t)ROWS * n_in, sizeof(*x));
+    for (uint64_t i = 0; i < (uint64_t)ROWS * n_in; i++)
+        x[i] = half_of(b->f[i]);
+    double *w = xcalloc(n_in, sizeof(*w));
+    for (uint32_t out = 0; out < n_out; out++) {
+        for (uint32_t k = 0; k < n_in; k++) {
+            const struct block *of = &b->w[(uint64_t)out * b->n_blocks + k / BLOCK];
+            w[k] = half_of((double)of->d * of->code[k % BLOCK] + of->m);
+        }
+        for (uint32_t row = 0; row < ROWS; row++) {
+            double *s = &sum[(uint64_t)row * n_out + out], *of = &size[(uint64_t)row * n_out + out];
+            for (uint32_t k = 0; k < n_in; k++) {
+                *s += x[(uint64_t)row * n_in + k] * w[k];
+                *of += fabs(x[(uint64_t)row * n_in + k] * w[k]);
+            }
+        }
+    }
+    free(x);
+    free(w);
+}
+
+/* y of rows [first, first + n_rows), with the halves of those alone. */
+static void halves_run(struct bench *b, uint32_t first, uint32_t n_rows, float *y)
+{
+    const uint64_t bytes = (uint64_t)ROWS * b->s.n_out * sizeof(*y);
+    struct cuda_halve halve = {.x = b->a.x, .first_row = first, .n_rows = n_rows};
+    ok(cuda_launch_halve(NULL, &halve));
+    b->a.first_row = first;
+    b->a.n_rows = n_rows;
+    ok(cudaMemset(b->a.y.f, 0xff, bytes));
+    ok(cuda_launch_halves(NULL, &b->a));
+    ok(cudaMemcpy(y, b->a.y.f, bytes, cudaMemcpyDeviceToHost));
+}
+
+/* By halves.cu: the right sums, with the same bits wherever a row is and however many there are. */
+START_TEST(a_prompts_element_has_the_same_bits_wherever_its_row_is)
+{
+    static const uint32_t firsts[] = {0, 5, 131}, multiprocessors[] = {1, 1 << 20};
+    struct bench b;
+    bench_init(&b, &subjects[_i]);
+    const uint64_t n = (uint64_t)ROWS * b.s.n_out;
+    double *sum = xcalloc(n, sizeof(*sum)), *size = xcalloc(n, sizeof(*size));
+    float *want = xcalloc(n, sizeof(*want)), *y = xcalloc(n, sizeof(*y));
+    halves_expected(&b, sum, size);
+    b.a.multiprocessors = 1;
+    halves_run(&b, 0, ROWS, want);
+    for (uint64_t i = 0; i < n; i++)
+        if (!(fabs(want[i] - sum[i]) <= size[i] * 1e-5))
+            ck_abort_msg("row %u, output %u: %.9g, expected %.9g", (uint32_t)(i / b.s.n_out),
+                         (uint32_t)(i % b.s.n_out), want[i], sum[i]);
+    for (uint32_t i = 0; i < ARRAY_LEN(firsts) * ARRAY_LEN(row_counts) * 2; i++) {
+        const uint32_t first = firsts[i / 2 % ARRAY_LEN(firsts)];
+        const uint32_t n_rows = min_u32(row_counts[i / 2 / ARRAY_LEN(firsts)], ROWS - first);
+        b.a.multiprocessors = multiprocessors[i % 2]; /* tiles of either size */
+        halves_run(&b, first, n_rows, y);
+        for (uint64_t k = (uint64_t)first * b.s.n_out; k < (uint64_t)(first + n_rows) * b.s.n_out;
+             k++)
+            if (memcmp(&y[k], &want[k], sizeof(*y)) != 0)
+                ck_abort_msg("%u rows from %u on: row %u, output %u: %a, expected %a", n_rows,
+                             first, (uint32_t)(k / b.s.n_out), (uint32_t)(k % b.s.n_out), y[k],
+                             want[k]);
+    }
+    free(sum), free(size), free(want), free(y);
+    free(b.w), free(b.x), free(b.f);
     give_all();
 }
 END_TEST
@@ -203,6 +282,9 @@ int main(void)
     TCase *t = tcase_create("bits");
     tcase_set_timeout(t, 300);
     tcase_add_loop_test(t, an_element_has_the_same_bits_by_every_kernel, 0, ARRAY_LEN(subjects));
+    if (ways.halves)
+        tcase_add_loop_test(t, a_prompts_element_has_the_same_bits_wherever_its_row_is, 0,
+                            ARRAY_LEN(subjects));
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_set_fork_status(r, CK_NOFORK); /* a device is lost by a fork */

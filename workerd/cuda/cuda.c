@@ -14,9 +14,10 @@
 
 enum {
     HEAD_DIM_UNIT = 16, /* values of a head are read 8 at once, and turn in pairs */
-    /* Entries of a list: a layer has eight, twelve when its weights are of mixed types, one more
-     * for chunks that pass, and the turns that attention takes in a large window. */
-    OPS_A_LAYER = 13,
+    /* Entries of a list: a layer has eight, twelve when its weights are of mixed types, each twice
+     * when there are rows of both kinds, one more for chunks that pass, and the turns that
+     * attention takes in a large window. */
+    OPS_A_LAYER = 25,
     OPS_BESIDE = 16,
     PARTS_BYTES = 256 << 20, /* partial sums of attention; at least one row's */
 };
@@ -164,6 +165,12 @@ static int cuda_open(const struct backend_want *want, struct why *why, struct ba
     return 0;
 }
 
+/* Prompts' rows by halves (halves.cu): another arithmetic, whose K/V no other device can go on
+ * with. */
+static const char *cuda_arithmetic(const struct backend *b)
+{
+    return b->products.halves && !b->want.float32 ? "cuda-5" : "cuda-4";
+}
 static const char *cuda_device(const struct backend *b) { return b->name; }
 static uint64_t cuda_weight_bytes(const struct backend *b) { return b->budget.weights; }
 
@@ -179,6 +186,11 @@ static int buffer_new(struct backend *b, uint32_t max_rows, uint32_t width,
     x->rows.q = cuda_get(b, eights * (k_pad / CUDA_PIECE) * CUDA_X_BYTES);
     x->rows.squares = cuda_get(b, (uint64_t)max_rows * (k_pad / CUDA_BLOCK) * sizeof(float));
     if (!x->rows.f || !x->rows.q || !x->rows.squares) return -ENOMEM;
+    if (b->products.halves) {
+        uint64_t tiles = (max_rows + CUDA_HALVES_ROWS - 1) / CUDA_HALVES_ROWS;
+        x->rows.h = cuda_get(b, tiles * CUDA_HALVES_ROWS * k_pad * sizeof(uint16_t));
+        if (!x->rows.h) return -ENOMEM;
+    }
     if (width > b->row_values) {
         b->host_row = cuda_get_pinned(b, width * sizeof(float));
         b->row_values = b->host_row ? width : 0;
@@ -207,7 +219,7 @@ static const float *cuda_row(struct backend *b, const struct backend_buffer *x, 
 
 const struct backend_ops cuda_backend = {
     .name = "cuda",
-    .arithmetic = "cuda-4",
+    .arithmetic = cuda_arithmetic,
     .head_rows = CUDA_PICKS,
     .open = cuda_open,
     .close = cuda_close,

@@ -35,9 +35,10 @@ struct backend_weight {
 struct backend_buffer {
     struct cuda_rows rows;
     uint32_t max_rows, n_rows; /* n_rows: as of the operations enqueued so far */
-    bool quantised;            /* likewise: its codes hold */
-    bool scaled, floats;       /* codes as of struct cuda_product; float32 values hold, too */
-    struct cuda_rows norm_of;  /* when they don't: what they are made of */
+    uint32_t n_plain; /* likewise: rows with codes; those behind them, a prompt's, have halves */
+    bool quantised, halved;   /* likewise: codes, halves hold */
+    bool scaled, floats;      /* codes as of struct cuda_product; float32 values hold, too */
+    struct cuda_rows norm_of; /* when they don't: what they are made of */
     const float *norm_w;
 };
 
@@ -129,6 +130,8 @@ struct backend {
     float *rope, *host_row;
     uint32_t row_values;      /* room of host_row */
     bool lone_rows;           /* each lane has one */
+    uint32_t n_plain;         /* of the window's rows: those before what halves.cu multiplies */
+    bool float_matrices;      /* some weights are multiplied as floats */
     uint32_t n_rows, longest; /* longest: cells that the longest row reads that isn't in a span */
     uint64_t window;
     /* Windows that are no graph: rows of a lane together, and the rows beside. */
@@ -260,7 +263,7 @@ int cuda_sync(struct backend *b);
 /* operations.c: those of backend.h. */
 void cuda_turn_add(struct backend *b); /* the window's positions, before anything else */
 void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out);
-void cuda_written(struct backend_buffer *x, uint32_t n_rows);
+void cuda_written(struct backend_buffer *x, uint32_t n_rows, uint32_t n_plain);
 void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table);
 void cuda_load(struct backend *b, struct backend_buffer *x, const float *host);
 void cuda_store(struct backend *b, float *host, const struct backend_buffer *x);

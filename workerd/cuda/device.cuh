@@ -52,6 +52,22 @@ __device__ __forceinline__ void quantise_block(float v, uint32_t lane, const row
     if (lane == 0) to.scale_write(b, some ? __fdiv_rn(most, 127.0f) : 0.0f, sum);
 }
 
+/* Values i to i + 3 of a prompt's row, i a multiple of four (struct cuda_rows). */
+__device__ __forceinline__ void halves_write(const cuda_rows &x, uint32_t row, uint32_t i, float4 v)
+{
+    const float most = 65504.0f;
+    const __half2 h[2] = {
+        __floats2half2_rn(fminf(fmaxf(v.x, -most), most), fminf(fmaxf(v.y, -most), most)),
+        __floats2half2_rn(fminf(fmaxf(v.z, -most), most), fminf(fmaxf(v.w, -most), most))};
+    const uint32_t in_tile = row % CUDA_HALVES_ROWS, sixteen = i % CUDA_PIECE / 16 * 2;
+    const uint64_t piece =
+        (uint64_t)(row / CUDA_HALVES_ROWS) * (x.k_pad / CUDA_PIECE) + i / CUDA_PIECE;
+    uint8_t *at = x.h + (piece * CUDA_HALVES_ROWS + in_tile) * (CUDA_PIECE * 2);
+#pragma unroll
+    for (uint32_t j = 0; j < 2; j++)
+        *(__half2 *)(at + ((sixteen + j) ^ row % 8) * 16 + i % 16) = h[j];
+}
+
 /* Over eight lanes that lie together; the order of additions is the same in all of them. */
 __device__ __forceinline__ float sum_of_8(float v)
 {

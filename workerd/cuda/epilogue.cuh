@@ -127,7 +127,9 @@ __device__ __forceinline__ float gated(float v, float up) /* arXiv:2002.05202 */
     return __fdiv_rn(v, 1.0f + expf(-v)) * up;
 }
 
-/* v: the product; up: of CUDA_GATE the second one, else the same. out, row: as of read_before. */
+/* v: the product; up: of CUDA_GATE the second one, else the same. out, row: as of read_before.
+ * HALVES: of a prompt's row (struct cuda_rows). */
+template <bool HALVES = false>
 __device__ __forceinline__ void epilogue(const cuda_product &a, uint32_t matrix, uint32_t out,
                                          uint32_t row, const before &b, float4 v, float4 up)
 {
@@ -139,7 +141,7 @@ __device__ __forceinline__ void epilogue(const cuda_product &a, uint32_t matrix,
     } else if (a.epilogue == CUDA_ADD) {
         v = make_float4(b.y.x + v.x, b.y.y + v.y, b.y.z + v.z, b.y.w + v.w);
         if (b.there) *(float4 *)y = v;
-        if (!a.norm) return;
+        if (HALVES || !a.norm) return;
         float squares = quad_squares(v);
         quantise_quads(quad_product(v, b.norm), b.there, out, row_codes(a.z, row));
         if (b.there && out % CUDA_BLOCK == 0)
@@ -156,8 +158,11 @@ __device__ __forceinline__ void epilogue(const cuda_product &a, uint32_t matrix,
         float4 h = make_float4(0, 0, 0, 0);
         if (b.there)
             h = make_float4(gated(v.x, up.x), gated(v.y, up.y), gated(v.z, up.z), gated(v.w, up.w));
-        if (b.there) *(float4 *)y = h;
-        quantise_quads(h, b.there, out, row_codes(a.y, row));
+        if (b.there && (!HALVES || a.floats)) *(float4 *)y = h;
+        if (!HALVES)
+            quantise_quads(h, b.there, out, row_codes(a.y, row));
+        else if (b.there)
+            halves_write(a.y, row - a.first_row, out, h);
     }
 }
 

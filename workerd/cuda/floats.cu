@@ -72,9 +72,8 @@ extern "C" cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_prod
 extern "C" cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_product *a)
 {
     if (a->pack == CUDA_F16 || a->pack == CUDA_F32) return cuda_launch_floats(s, a);
-    if (a->n_rows <= FEW_ROWS || a->many == CUDA_MANY_NOT) return cuda_launch_few(s, a);
-    if (a->many == CUDA_MANY_GROUPS && a->pack == CUDA_Q8_0) return cuda_launch_many_groups(s, a);
-    return cuda_launch_many(s, a);
+    if (a->halves) return cuda_launch_halves(s, a);
+    return a->n_rows <= FEW_ROWS || !a->many ? cuda_launch_few(s, a) : cuda_launch_many(s, a);
 }
 
 extern "C" cudaError_t cuda_product_prepare(struct cuda_product_ways *ret)
@@ -85,5 +84,6 @@ extern "C" cudaError_t cuda_product_prepare(struct cuda_product_ways *ret)
     if (e) return e;
     /* Of the code that was compiled, not of the card: older PTX holds no wait. */
     ret->overlaps = of.ptxVersion >= 90;
+    ret->halves = cuda_halves_prepare();
     return cuda_many_prepare(&ret->many);
 }

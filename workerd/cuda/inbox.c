@@ -86,7 +86,7 @@ void cuda_take(struct backend *b, struct backend_buffer *x, uint32_t slot)
         b->take_late =
             (struct cuda_copy){x->rows.f, at, (uint64_t)b->n_rows * x->rows.width * sizeof(float)};
     }
-    cuda_written(x, b->n_rows);
+    cuda_written(x, b->n_rows, b->n_plain);
 }
 
 /* ---- the next stage's ---- */

@@ -27,6 +27,7 @@ enum {
     CUDA_X_SCALES = 512, /* in a piece of eight rows: codes, then scales, then sums */
     CUDA_X_SUMS = 576,
     CUDA_X_BYTES = 640,
+    CUDA_HALVES_ROWS = 128, /* token rows whose halves lie together */
     CUDA_SPLIT_CELLS = 256, /* cells whose attention is summed by itself, at fixed positions */
     CUDA_FLASH_CELLS = 128, /* likewise with tensor cores */
     CUDA_FLASH_STRETCH = 8, /* parts that join by themselves */
@@ -68,10 +69,15 @@ struct cuda_matrix {
  * [rows / 8][k / 64][CUDA_X_BYTES]: what ldmatrix makes fragments of mma's B of, and wgmma reads as
  * its B, in matrices of eight rows by 16 bytes:
  *   codes [block][k half][row][16], scales f32 [row / 2][block][row % 2], sums of the codes int32
- *   likewise */
+ *   likewise
+ * and halves of prompts' rows, counted from the window's first such row, where those have an
+ * arithmetic of their own (halves.cu): [row / 128][k / 64][row % 128][64], as wgmma reads rows of
+ * 128 bytes, swizzled (sixteen bytes c lie at c ^ row % 8); of sixteen k in the order in which a
+ * lane finds codes of weights: 0 1 4 5 8 9 12 13, then 2 3 6 7 10 11 14 15. */
 struct cuda_rows {
     float *f;
     int8_t *q;
+    uint8_t *h;
     float *squares; /* [row][width / 32]: of codes made before the norm's divisor is known */
     uint32_t width, k_pad;
 };
@@ -111,21 +117,17 @@ struct cuda_kv {
  * two matrices are of different types. */
 enum cuda_epilogue { CUDA_STORE, CUDA_ADD, CUDA_QKV, CUDA_GATE, CUDA_GATED };
 
-/* How products of many rows are computed, with the same bits. A card that can do one can do those
- * before it. */
-enum cuda_many {
-    CUDA_MANY_NOT,    /* few.cu does it all */
-    CUDA_MANY_WARPS,  /* many.cu */
-    CUDA_MANY_GROUPS, /* many_groups.cu; of Q8_0 */
-};
-
 struct cuda_product {
     uint32_t pack, epilogue; /* of all matrices */
     uint32_t n_rows, n_matrices;
     struct cuda_matrix m[3]; /* CUDA_GATE: gate, up */
     uint32_t part[3];        /* CUDA_QKV: 0 q, 1 k, 2 v */
     uint32_t dependent;      /* programmatic dependent launch */
-    enum cuda_many many;     /* what the card can do */
+    uint32_t many;           /* the card can do many.cu; else few.cu does it all */
+    uint32_t halves;         /* these are prompts' rows: halves.cu */
+    uint32_t first_row;      /* with it: of the window, x's halves begin with */
+    uint32_t floats;         /* with it: CUDA_GATE's float32 values are wanted, too */
+    uint32_t multiprocessors;
     uint32_t deep_tiles; /* few.cu has a longer ring for at most so many: multiprocessors, or 0 */
     uint32_t scaled;     /* x's codes are of x w, to be divided by the root of its mean square */
     float eps;           /* of that */
@@ -140,7 +142,14 @@ struct cuda_norm {
     const float *w;
     float eps;
     uint32_t scaled; /* codes as of struct cuda_product */
-    uint32_t n_rows, dependent;
+    uint32_t halves; /* not codes, but y's halves; its first row is first_row */
+    uint32_t floats; /* y's float32 values, too */
+    uint32_t first_row, n_rows, dependent;
+};
+
+struct cuda_halve { /* x's halves of its float32 values */
+    struct cuda_rows x;
+    uint32_t first_row, n_rows, dependent;
 };
 
 /* Token rows of one lane, of consecutive positions. */
@@ -270,6 +279,7 @@ struct cuda_repack {
 cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_norm(cudaStream_t s, const struct cuda_norm *a);
 cudaError_t cuda_launch_quantise(cudaStream_t s, const struct cuda_rows *x, uint32_t n_rows);
+cudaError_t cuda_launch_halve(cudaStream_t s, const struct cuda_halve *a);
 cudaError_t cuda_launch_attend(cudaStream_t s, const struct cuda_attend *a);
 /* The same with tensor cores, for K/V of 16 bits and less: single rows, and spans of at most
  * CUDA_FLASH_ROWS / (query heads of a K/V head) rows. */
@@ -285,7 +295,8 @@ cudaError_t cuda_launch_sample(cudaStream_t s, const struct cuda_sample *a);
 cudaError_t cuda_launch_repack(cudaStream_t s, const struct cuda_repack *a);
 /* What a card can do of products. */
 struct cuda_product_ways {
-    enum cuda_many many;
+    bool many;     /* many.cu */
+    bool halves;   /* prompts' rows have an arithmetic of their own: halves.cu */
     bool deep;     /* there is room for few.cu's longer ring */
     bool overlaps; /* the kernels are of sm_90: one may begin while the one before it ends, and
                       waits for what it depends on itself */
@@ -304,12 +315,12 @@ cudaError_t cuda_launch_trap(cudaStream_t s);
 /* Parts of cuda_launch_product. */
 cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_product *a);
-cudaError_t cuda_launch_many_groups(cudaStream_t s, const struct cuda_product *a);
+cudaError_t cuda_launch_halves(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_choose(cudaStream_t s, const struct cuda_sample *a); /* of _sample */
 cudaError_t cuda_few_prepare(bool *deep);
-cudaError_t cuda_many_prepare(enum cuda_many *best);
-bool cuda_many_groups_prepare(void); /* whether the card can do it */
+cudaError_t cuda_many_prepare(bool *there);
+bool cuda_halves_prepare(void); /* whether the card can do it */
 
 #ifdef __cplusplus
 }

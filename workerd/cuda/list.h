@@ -14,6 +14,7 @@ enum cuda_op_kind {
     CUDA_OP_STORE,
     CUDA_OP_NORM,
     CUDA_OP_QUANTISE,
+    CUDA_OP_HALVE,
     CUDA_OP_PRODUCT,
     CUDA_OP_KEEP,
     CUDA_OP_CARRY,
@@ -44,6 +45,7 @@ struct cuda_op { /* zeroed before it is filled: lists are compared by their byte
         struct cuda_rows_copy copy;
         struct cuda_norm norm;
         struct cuda_quantise quantise;
+        struct cuda_halve halve;
         struct cuda_product product;
         struct cuda_keep keep;
         struct cuda_carry carry;

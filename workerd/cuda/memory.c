@@ -154,6 +154,8 @@ int cuda_weight(struct backend *b, enum weight_use use, const struct backend_ten
                   : cuda_upload_matrix(b, t, w);
     if (r == -ENOMEM) return cuda_refuse_memory(b, t->name, bytes, why);
     if (r < 0) return refuse_upload(t, r, why);
+    if (use == WEIGHT_MATRIX && (w->pack == CUDA_F16 || w->pack == CUDA_F32))
+        b->float_matrices = true;
     b->budget.weights += bytes;
     b->budget.buffers -= bytes;
     *ret = w;

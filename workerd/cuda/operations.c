@@ -15,10 +15,12 @@ static bool dependent(const struct backend *b)
     return b->products.overlaps && before && before->kind != CUDA_OP_PASS;
 }
 
-void cuda_written(struct backend_buffer *x, uint32_t n_rows)
+void cuda_written(struct backend_buffer *x, uint32_t n_rows, uint32_t n_plain)
 {
     x->n_rows = n_rows;
+    x->n_plain = n_plain;
     x->quantised = false;
+    x->halved = false;
     x->scaled = false;
     x->floats = true;
 }
@@ -45,7 +47,7 @@ void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backen
     a->n_out = table->m.n_out;
     a->n_rows = b->n_rows;
     a->y = x->rows;
-    cuda_written(x, b->n_rows);
+    cuda_written(x, b->n_rows, b->n_plain);
 }
 
 void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out)
@@ -73,7 +75,7 @@ void cuda_load(struct backend *b, struct backend_buffer *x, const float *host)
     cuda_turn_add(b);
     b->now->load_bytes = copy_add(b, CUDA_OP_LOAD, &x->rows, b->n_rows)->bytes;
     b->now->load_from = host;
-    cuda_written(x, b->n_rows);
+    cuda_written(x, b->n_rows, b->n_plain);
 }
 
 void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
@@ -82,8 +84,9 @@ void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
     b->now->store_to = host;
 }
 
-static void norm_add(struct backend *b, struct backend_buffer *y, const struct cuda_rows *x,
-                     const float *w, uint32_t n_rows)
+static struct cuda_norm *norm_add(struct backend *b, struct backend_buffer *y,
+                                  const struct cuda_rows *x, const float *w, uint32_t first_row,
+                                  uint32_t n_rows)
 {
     struct cuda_norm *a = &cuda_op_add(b, CUDA_OP_NORM)->norm;
     a->x = *x;
@@ -91,30 +94,36 @@ static void norm_add(struct backend *b, struct backend_buffer *y, const struct c
     a->w = w;
     a->eps = b->want.eps;
     a->scaled = true;
+    a->first_row = first_row;
     a->n_rows = n_rows;
     a->dependent = dependent(b);
-    cuda_written(y, n_rows);
+    return a;
 }
 
-/* The product that made x, as the last thing so far, makes the codes as well; float32 values only
- * when a matrix needs them (need). */
+/* The product that made x, as the last thing so far, makes the codes of plain rows as well; float32
+ * values only when a matrix needs them (need). */
 void cuda_rms_norm(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
                    const struct backend_weight *w)
 {
     struct cuda_op *last = cuda_op_back(b, 0);
     struct cuda_product *p = last && last->kind == CUDA_OP_PRODUCT ? &last->product : NULL;
-    if (!b->want.float32 && p && p->epilogue == CUDA_ADD && p->y.f == x->rows.f) {
+    const bool fused =
+        !b->want.float32 && p && !p->halves && p->epilogue == CUDA_ADD && p->y.f == x->rows.f;
+    cuda_written(y, x->n_rows, x->n_plain);
+    y->floats = !fused && x->n_plain == x->n_rows && b->float_matrices;
+    y->norm_of = x->rows;
+    y->norm_w = w->m.codes;
+    if (fused) {
         p->norm = w->m.codes;
         p->z = y->rows;
-        cuda_written(y, x->n_rows);
-        y->floats = false;
-        y->norm_of = x->rows;
-        y->norm_w = w->m.codes;
-    } else {
-        norm_add(b, y, &x->rows, w->m.codes, x->n_rows);
+    } else if (x->n_plain > 0) {
+        norm_add(b, y, &x->rows, w->m.codes, 0, x->n_plain)->floats = y->floats;
     }
+    if (x->n_plain < x->n_rows)
+        norm_add(b, y, &x->rows, w->m.codes, x->n_plain, x->n_rows - x->n_plain)->halves = true;
     y->quantised = true;
     y->scaled = true;
+    y->halved = true;
 }
 
 static bool is_float(const struct backend_weight *w)
@@ -122,41 +131,74 @@ static bool is_float(const struct backend_weight *w)
     return w->pack == CUDA_F16 || w->pack == CUDA_F32;
 }
 
-/* What a matrix needs of x's rows and whoever wrote them didn't make: codes, or float32 values. */
+/* What a matrix needs of x's rows and whoever wrote them didn't make: codes of plain rows and
+ * halves of the others, or float32 values. */
 static void need(struct backend *b, struct backend_buffer *x, const struct backend_weight *w)
 {
-    if (is_float(w) && !x->floats) {
-        norm_add(b, x, &x->norm_of, x->norm_w, x->n_rows); /* the same codes again */
-        x->quantised = true;
-        x->scaled = true;
+    if (is_float(w)) {
+        if (x->floats) return;
+        norm_add(b, x, &x->norm_of, x->norm_w, 0, x->n_rows)->floats = true; /* the same codes */
+        x->floats = true;
+        return;
     }
-    if (is_float(w) || x->quantised) return;
-    struct cuda_quantise *a = &cuda_op_add(b, CUDA_OP_QUANTISE)->quantise;
-    a->x = x->rows;
-    a->n_rows = x->n_rows;
-    x->quantised = true;
+    if (!x->quantised && x->n_plain > 0) {
+        struct cuda_quantise *a = &cuda_op_add(b, CUDA_OP_QUANTISE)->quantise;
+        a->x = x->rows;
+        a->n_rows = x->n_plain;
+    }
+    if (!x->halved && x->n_plain < x->n_rows) {
+        struct cuda_halve *a = &cuda_op_add(b, CUDA_OP_HALVE)->halve;
+        a->x = x->rows;
+        a->first_row = x->n_plain;
+        a->n_rows = x->n_rows - x->n_plain;
+        a->dependent = dependent(b);
+    }
+    x->quantised = x->halved = true;
 }
 
-static struct cuda_product *product_add(struct backend *b, enum cuda_epilogue epilogue,
-                                        struct backend_buffer *y, struct backend_buffer *x,
-                                        const struct backend_weight *w)
+/* A product of x with w and what is added to it of matrices of the same type. */
+static struct cuda_product product_of(struct backend *b, enum cuda_epilogue epilogue,
+                                      const struct backend_weight *w)
+{
+    return (struct cuda_product){
+        .pack = w->pack,
+        .epilogue = epilogue,
+        .n_matrices = 1,
+        .m[0] = w->m,
+        .many = b->products.many,
+        .multiprocessors = b->multiprocessors,
+        .deep_tiles = b->products.deep ? b->multiprocessors : 0,
+        .eps = b->want.eps,
+    };
+}
+
+static struct cuda_product *part_add(struct backend *b, const struct cuda_product *p,
+                                     uint32_t n_rows)
+{
+    struct cuda_product *a = &cuda_op_add(b, CUDA_OP_PRODUCT)->product;
+    memcpy(a, p, sizeof(*a)); /* with what lies between the fields: zeros, as everywhere */
+    a->n_rows = n_rows;
+    a->dependent = dependent(b);
+    return a;
+}
+
+/* Prompts' rows first: a norm that follows goes with the other rows' product. */
+static void product_add(struct backend *b, struct cuda_product *p, struct backend_buffer *y,
+                        struct backend_buffer *x, const struct backend_weight *w)
 {
     need(b, x, w);
-    struct cuda_product *a = &cuda_op_add(b, CUDA_OP_PRODUCT)->product;
-    a->pack = w->pack;
-    a->epilogue = epilogue;
-    a->n_rows = x->n_rows;
-    a->n_matrices = 1;
-    a->m[0] = w->m;
-    a->dependent = dependent(b);
-    a->many = b->products.many;
-    a->deep_tiles = b->products.deep ? b->multiprocessors : 0;
-    a->scaled = x->scaled && !is_float(w);
-    a->eps = b->want.eps;
-    a->x = x->rows;
-    a->y = y->rows;
-    cuda_written(y, x->n_rows);
-    return a;
+    const uint32_t plain = is_float(w) ? x->n_rows : x->n_plain;
+    p->x = x->rows;
+    p->y = y->rows;
+    if (plain < x->n_rows) {
+        struct cuda_product *a = part_add(b, p, x->n_rows - plain);
+        a->halves = true;
+        a->first_row = plain;
+        a->floats = b->float_matrices;
+    }
+    p->scaled = x->scaled && !is_float(w);
+    if (plain > 0) (void)part_add(b, p, plain);
+    cuda_written(y, x->n_rows, x->n_plain);
 }
 
 /* K and V are rounded by the attention that follows: of a lane's several rows each needs those
@@ -169,17 +211,16 @@ static bool keeps_late(const struct backend *b)
 void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer *x,
               struct backend_weight *const w[3], uint32_t layer)
 {
-    struct cuda_product *a = NULL;
     if (b->passing.n > 0) cuda_op_add(b, CUDA_OP_PASS)->layer = layer;
-    for (uint32_t i = 0; i < 3; i++) {
-        if (a && a->pack == w[i]->pack) {
-            a->m[a->n_matrices] = w[i]->m;
-            a->part[a->n_matrices++] = i;
-            continue;
+    for (uint32_t i = 0; i < 3;) {
+        const struct backend_weight *first = w[i];
+        struct cuda_product p = product_of(b, CUDA_QKV, first);
+        for (p.n_matrices = 0; i < 3 && w[i]->pack == first->pack; i++) {
+            p.m[p.n_matrices] = w[i]->m;
+            p.part[p.n_matrices++] = i;
         }
-        a = product_add(b, CUDA_QKV, q, x, w[i]);
-        a->part[0] = i;
-        if (b->arena) a->kv = cuda_kv_of(b, layer);
+        if (b->arena) p.kv = cuda_kv_of(b, layer);
+        product_add(b, &p, q, x, first);
     }
     if (!b->fresh || !b->arena || keeps_late(b)) return;
     struct cuda_keep *k = &cuda_op_add(b, CUDA_OP_KEEP)->keep;
@@ -226,7 +267,7 @@ void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backe
     while (splits < need)
         splits *= 2;
     uint32_t rows = (uint32_t)min_u64(b->part_rows_splits / splits, UINT16_MAX);
-    cuda_written(y, q->n_rows);
+    cuda_written(y, q->n_rows, q->n_plain);
     y->quantised = b->n_spans == 0 && b->want.head_dim % CUDA_BLOCK == 0;
     for (uint32_t i = 0; i < b->n_listed; i += rows) {
         struct cuda_attend *a =
@@ -243,30 +284,40 @@ void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backe
     if (b->n_spans > 0) spans_attend(b, y, q, layer);
 }
 
+static void alone_add(struct backend *b, enum cuda_epilogue epilogue, struct backend_buffer *y,
+                      struct backend_buffer *x, const struct backend_weight *w)
+{
+    struct cuda_product p = product_of(b, epilogue, w);
+    product_add(b, &p, y, x, w);
+}
+
 void cuda_project(struct backend *b, struct backend_buffer *x, struct backend_buffer *y,
                   const struct backend_weight *w)
 {
-    (void)product_add(b, CUDA_ADD, x, y, w);
+    alone_add(b, CUDA_ADD, x, y, w);
 }
 
 void cuda_gate_up(struct backend *b, struct backend_buffer *h, struct backend_buffer *x,
                   const struct backend_weight *gate, const struct backend_weight *up)
 {
     if (gate->pack == up->pack) {
-        struct cuda_product *a = product_add(b, CUDA_GATE, h, x, gate);
-        a->m[1] = up->m;
-        a->n_matrices = 2;
+        struct cuda_product p = product_of(b, CUDA_GATE, gate);
+        p.m[1] = up->m;
+        p.n_matrices = 2;
+        product_add(b, &p, h, x, gate);
     } else {
-        (void)product_add(b, CUDA_STORE, h, x, gate);
-        (void)product_add(b, CUDA_GATED, h, x, up);
+        alone_add(b, CUDA_STORE, h, x, gate);
+        alone_add(b, CUDA_GATED, h, x, up);
     }
     h->quantised = true;
+    h->halved = !is_float(up);
+    h->floats = h->n_plain == h->n_rows || b->float_matrices;
 }
 
 void cuda_matmul(struct backend *b, struct backend_buffer *y, struct backend_buffer *x,
                  const struct backend_weight *w)
 {
-    (void)product_add(b, CUDA_STORE, y, x, w);
+    alone_add(b, CUDA_STORE, y, x, w);
 }
 
 void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend_buffer *x,
@@ -282,7 +333,7 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
     a->y = y->rows;
     a->rows = b->picks;
     a->n_rows = n;
-    cuda_written(y, n);
+    cuda_written(y, n, n);
 }
 
 void cuda_sample(struct backend *b, const struct backend_buffer *x, struct sampler_row *rows)

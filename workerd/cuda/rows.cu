@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is done to single token rows: RMS norm, int8 codes, looking up and picking rows, carrying
- * them from and to another card, the angles of rope. A row's arithmetic is that of its own block of
- * threads.
+ * What is done to single token rows: RMS norm, int8 codes, halves, looking up and picking rows,
+ * carrying them from and to another card, the angles of rope. A row's arithmetic is that of its own
+ * block of threads.
  */
 #include "workerd/cuda/device.cuh"
 
@@ -14,7 +14,7 @@ enum { NORM_THREADS = 1024, NORM_WIDTH_MAX = 1 << 16, ROW_THREADS = 256 };
 __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
 {
     __shared__ float squares[NORM_WIDTH_MAX / CUDA_BLOCK];
-    const uint32_t n4 = a.x.width / 4, row = blockIdx.x;
+    const uint32_t n4 = a.x.width / 4, row = a.first_row + blockIdx.x;
     const float4 zero = make_float4(0, 0, 0, 0);
     const float4 *w = (const float4 *)a.w;
     dependency_release();
@@ -38,8 +38,11 @@ __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
         float4 v = there ? x[i] : zero, by = base == 0 ? first : there ? w[i] : zero;
         float4 normal = make_float4(v.x * scale * by.x, v.y * scale * by.y, v.z * scale * by.z,
                                     v.w * scale * by.w);
-        if (there) y[i] = normal;
-        quantise_quads(a.scaled ? quad_product(v, by) : normal, there, i * 4, codes);
+        if (there && a.floats) y[i] = normal;
+        if (!a.halves)
+            quantise_quads(a.scaled ? quad_product(v, by) : normal, there, i * 4, codes);
+        else if (there)
+            halves_write(a.y, blockIdx.x, i * 4, normal);
     }
 }
 
@@ -51,6 +54,20 @@ __global__ void __launch_bounds__(ROW_THREADS) quantise(const cuda_rows x)
     const float *f = x.f + (uint64_t)blockIdx.x * x.width;
     for (uint32_t i = threadIdx.x; i < x.width; i += ROW_THREADS)
         quantise_block(f[i], threadIdx.x % WARP, codes, i / CUDA_BLOCK);
+}
+
+__global__ void __launch_bounds__(ROW_THREADS) halve(const cuda_halve a)
+{
+    dependency_release();
+    dependency_wait();
+    const float4 *f = (const float4 *)(a.x.f + (uint64_t)(a.first_row + blockIdx.x) * a.x.width);
+    for (uint32_t i = threadIdx.x; i < a.x.width / 4; i += ROW_THREADS)
+        halves_write(a.x, blockIdx.x, i * 4, f[i]);
+}
+
+extern "C" cudaError_t cuda_launch_halve(cudaStream_t s, const struct cuda_halve *a)
+{
+    return launch(s, a->dependent, halve, a->n_rows, ROW_THREADS, 0, *a);
 }
 
 extern "C" cudaError_t cuda_launch_norm(cudaStream_t s, const struct cuda_norm *a)

@@ -28,14 +28,6 @@ __device__ __forceinline__ uint64_t matrix_at(const void *p, uint32_t slab_bytes
            (uint64_t)(SWIZZLE_BYTES >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* Of codes in shared memory, in matrices of eight rows by 16 bytes: 16 bytes more of k are the next
- * matrix, eight rows more `next_rows` bytes on. */
-__device__ __forceinline__ uint64_t codes_at(const void *p, uint32_t next_rows)
-{
-    return (uint64_t)(shared_address(p) >> 4) | (uint64_t)(128 >> 4) << 16 |
-           (uint64_t)(next_rows >> 4) << 32;
-}
-
 #define REGISTERS_32                                                                               \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
     "%25,%26,%27,%28,%29,%30,%31"
@@ -48,7 +40,6 @@ __device__ __forceinline__ uint64_t codes_at(const void *p, uint32_t next_rows)
 #define SUMS_64(way) SUMS_32(way), SUMS_16(way, 8), SUMS_16(way, 12)
 #define SUM_MADE "=f"
 #define SUM_ADDED "+f"
-#define SUM_COUNTED "=r"
 #define WGMMA(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 "
 
 /* d (+)= A B: 128 columns; k 16; A's rows and B's columns are rows in shared memory. FIRST: what
@@ -88,17 +79,17 @@ __device__ __forceinline__ void group_product_across(float d[N][4], const uint32
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* d = A B of codes: 64 columns, k 32. */
-__device__ __forceinline__ void group_product_s8(int d[8][4], uint64_t a, uint64_t b)
+/* d (+)= A B: A in registers, B's columns are rows in shared memory: 128 of them. */
+__device__ __forceinline__ void group_product_along(float d[16][4], const uint32_t a[4], uint64_t b,
+                                                    bool first)
 {
     asm volatile("{\n"
                  ".reg .pred more;\n"
-                 "setp.ne.b32 more, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {" REGISTERS_32
-                 "}, %32, %33, more;\n"
-                 "}"
-                 : SUMS_32(SUM_COUNTED)
-                 : "l"(a), "l"(b));
+                 "setp.eq.b32 more, %69, 0;\n" WGMMA(
+                     128) "{" REGISTERS_64 "}, {%64,%65,%66,%67}, %68, more, 1, 1, 0;\n"
+                          "}"
+                 : SUMS_64(SUM_ADDED)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)first));
 }
 
 /* Registers of this warp that products will use are ready. */
@@ -112,9 +103,8 @@ __device__ __forceinline__ void group_commit()
 }
 /* From here on: not before. */
 __device__ __forceinline__ void sum_settle(float &sum) { asm volatile("" : "+f"(sum)); }
-__device__ __forceinline__ void sum_settle(int &sum) { asm volatile("" : "+r"(sum)); }
 /* All products are done, and none of their sums is used before. */
-template <int N, typename T> __device__ __forceinline__ void group_wait(T d[N][4])
+template <int N> __device__ __forceinline__ void group_wait(float d[N][4])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
@@ -122,6 +112,12 @@ template <int N, typename T> __device__ __forceinline__ void group_wait(T d[N][4
 #pragma unroll
         for (int i = 0; i < 4; i++)
             sum_settle(d[n][i]);
+}
+
+/* All but those of the last commit are done. */
+__device__ __forceinline__ void group_wait_but_one()
+{
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
 }
 
 /* What this thread wrote into shared memory is there for the tensor cores, after the next barrier.
@@ -137,6 +133,11 @@ __device__ __forceinline__ void phase_init(uint64_t *barrier, uint32_t count)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(count)
                  : "memory");
+}
+/* They are seen by copies that go on by themselves, after the next barrier. */
+__device__ __forceinline__ void phases_publish()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void phase_arrive(uint64_t *barrier)
 {
@@ -154,6 +155,37 @@ __device__ __forceinline__ void phase_wait(uint64_t *barrier, uint32_t parity)
                  "}" ::"r"(shared_address(barrier)),
                  "r"(parity)
                  : "memory");
+}
+
+/* Arrives for this thread when its copies so far are there. */
+__device__ __forceinline__ void copies_arrive(uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+        : "memory");
+}
+/* Arrives; the phase does not end before all bytes, multiples of 16, are there as well. */
+__device__ __forceinline__ void copy_bulk(void *to, const void *from, uint32_t bytes,
+                                          uint64_t *barrier)
+{
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+        "r"(bytes)
+        : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+/* This warpgroup's threads give back registers down to N, or wait for up to N that others gave. */
+template <int N> __device__ __forceinline__ void registers_give()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void registers_take()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 #endif

@@ -317,6 +317,7 @@ void cuda_begin(struct backend *b, const struct window *w)
     b->now->failed = cudaSuccess;
     b->now->refused = b->arena ? 0 : -EINVAL;
     b->n_rows = w->n_rows;
+    b->n_plain = b->products.halves && !b->want.float32 ? w->n_generated : w->n_rows;
     b->lone_rows = true;
     b->longest = 0;
     b->longest_span = 0;

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * y = W x for the token rows of prompts by halves, where the tensor cores work for warpgroups (code
+ * of sm_90a). An element is one sum over k in order, sixteen at a time (wgmma m64nNk16, float32
+ * sums), of products of halves: x rounded to half, and the weight's code times its scale (Q4_1:
+ * plus its minimum, in one rounding) rounded to half. The tile that it is in makes no difference.
+ *
+ * A block of threads makes 64 outputs (of two matrices: 32 of each) a warpgroup, of 128 token rows.
+ * A warp makes halves of its 16 outputs' codes in the registers that wgmma reads A from, sixteen k
+ * at a time, while the sixteen before are multiplied. Four more warps bring the pieces: weights by
+ * copies of 16 bytes, rows by one bulk copy a piece.
+ */
+#include "workerd/cuda/product.cuh"
+#include "workerd/cuda/warpgroup.cuh"
+
+enum {
+    GROUP_THREADS = 128,
+    GROUP_OUTS = 64,
+    FEEDERS = 128, /* threads that bring pieces, behind those that multiply */
+    FEED_WARPS = FEEDERS / WARP,
+    ROWS = CUDA_HALVES_ROWS,
+    ROWS_BYTES = ROWS * CUDA_PIECE * 2, /* of a piece */
+    SUMS = ROWS / 8,                    /* of a thread, in fours */
+    /* Of 96 a thread, which five warps of a scheduler's registers leave each. */
+    FEED_REGISTERS = 32,
+    SUM_REGISTERS = 112,
+    BARRIER = 1, /* of those that multiply */
+};
+
+/* PACK: of the weights; G: warpgroups that multiply. */
+template <int PACK, int G> struct shape {
+    static const int THREADS = G * GROUP_THREADS, OUTS = G * GROUP_OUTS, TILES = OUTS / 16;
+    static const int WEIGHTS_BYTES = TILES * piece<PACK>::bytes;
+    static const int SLOT_BYTES =
+        (ROWS_BYTES + WEIGHTS_BYTES + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
+    static const int SLOTS = G == 4 ? 6 : 8;
+    static const int OUT_STRIDE = OUTS + 4; /* rows of a warp's sums in different banks */
+    static const int bytes = SLOTS * SLOT_BYTES;
+    static_assert(ROWS * OUT_STRIDE * 4 <= bytes, "sums lie where pieces lay");
+};
+
+#ifdef WARPGROUPS
+
+struct ring {
+    uint8_t *at;
+    uint64_t *full, *empty; /* [SLOTS] */
+};
+
+/* Where a warp is in the ring: which slot, and the parity of its phase. */
+template <int SLOTS> struct turn_of {
+    uint32_t slot, parity;
+
+    __device__ __forceinline__ void next()
+    {
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        if (slot == 0) parity ^= 1;
+    }
+};
+
+/* ---- bringing ---- */
+
+/* Of one warp of the feeders: every fourth of the block's tiles of 16 outputs. */
+template <int PACK, int M, int G> struct feeder {
+    static const int TILES = shape<PACK, G>::TILES, EACH = TILES / FEED_WARPS,
+                     BYTES = piece<PACK>::bytes;
+    const uint8_t *from[EACH];
+    uint32_t at;
+    int lane;
+
+    __device__ __forceinline__ feeder(const cuda_product &a, const tile_place &p, int warp, int l)
+        : at(ROWS_BYTES + warp * BYTES + l * 16), lane(l)
+    {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int t = warp + i * FEED_WARPS, each = TILES / M;
+            const cuda_matrix &m = a.m[p.matrix + t / each];
+            const uint64_t tile = min(p.first / 16 + t % each, (m.n_out - 1) / 16);
+            from[i] = (const uint8_t *)m.codes + tile * (a.x.k_pad / CUDA_PIECE) * BYTES + l * 16;
+        }
+    }
+    __device__ __forceinline__ void ask(uint8_t *slot, uint64_t *full)
+    {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+#pragma unroll
+            for (int b = 0; b < BYTES; b += WARP * 16)
+                if (b + WARP * 16 <= BYTES || b + lane * 16 < BYTES)
+                    copy16(slot + at + i * FEED_WARPS * BYTES + b, from[i] + b);
+            from[i] += BYTES;
+        }
+        copies_arrive(full);
+    }
+};
+
+template <int PACK, int M, int G>
+__device__ __forceinline__ void tile_feed(const cuda_product &a, const tile_place &place,
+                                          uint32_t row0, const ring &r, int warp, int lane)
+{
+    typedef shape<PACK, G> shape;
+    const uint32_t n = a.x.k_pad / CUDA_PIECE, n_rows = min(a.n_rows - row0, (uint32_t)ROWS);
+    const uint32_t bytes = (n_rows + 7) / 8 * SWIZZLE_BYTES;
+    const uint8_t *rows = a.x.h + (uint64_t)(row0 / ROWS) * n * ROWS_BYTES;
+    const bool brings_rows = warp == 0 && lane == 0;
+    feeder<PACK, M, G> f(a, place, warp, lane);
+    for (uint32_t i = 0; i < min(n, (uint32_t)shape::SLOTS); i++)
+        f.ask(r.at + i * shape::SLOT_BYTES, &r.full[i]);
+    dependency_wait();
+    turn_of<shape::SLOTS> turn = {0, 1};
+    for (uint32_t i = 0; i < n; i++, turn.next()) {
+        uint8_t *slot = r.at + turn.slot * shape::SLOT_BYTES;
+        if (i >= shape::SLOTS) {
+            phase_wait(&r.empty[turn.slot], turn.parity);
+            f.ask(slot, &r.full[turn.slot]);
+        }
+        if (brings_rows)
+            copy_bulk(slot, rows + (uint64_t)i * ROWS_BYTES, bytes, &r.full[turn.slot]);
+    }
+}
+
+/* ---- multiplying ---- */
+
+/* A lane's codes of 16 outputs by 32 k, as product.cuh's, and its two outputs' scales. */
+template <int PACK> struct block_codes {
+    uint32_t w[2], more[2]; /* [output half]: k 4 (l % 4) to + 3, and from 16 on; of four bits in
+                               one */
+    __half2 d[2], m[2];
+
+    __device__ __forceinline__ void read(const uint8_t *at, int b, int lane)
+    {
+        if (PACK == CUDA_Q8_0) {
+            uint32_t v[4];
+            load_matrices(v, at + lane / 8 % 2 * CUDA_Q8_0_HALF + b * 256 + lane / 16 * 128 +
+                                 lane % 8 * 16);
+            w[0] = v[0], w[1] = v[1], more[0] = v[2], more[1] = v[3];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                d[i] = twice(at + i * CUDA_Q8_0_HALF + 512 + lane / 4 * 4 + b * 2);
+        } else {
+            const uint2 v = *(const uint2 *)(at + lane * 16 + b * 8);
+            w[0] = v.x, w[1] = v.y;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint8_t *scale = at + 512 + lane / 4 * 8 + b * 4 + i * 2;
+                d[i] = twice(scale);
+                if (PACK == CUDA_Q4_1) m[i] = twice(scale + 64);
+            }
+        }
+    }
+    __device__ __forceinline__ static __half2 twice(const uint8_t *at)
+    {
+        return __half2half2(*(const __half *)at);
+    }
+
+    /* A's fragment of 16 k (`half` of the 32), in the order of k that halves_write has. */
+    __device__ __forceinline__ void fragment(int half, uint32_t a[4]) const
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t v = PACK == CUDA_Q8_0 ? (half ? more[i] : w[i]) ^ 0x80808080
+                                           : w[i] >> 4 * half & 0x0f0f0f0f;
+            a[i] = values(v, 0x4140, i);
+            a[2 + i] = values(v, 0x4342, i);
+        }
+    }
+    /* Two of four bytes: 1024 + byte is a half whose last bits are the byte. */
+    __device__ __forceinline__ uint32_t values(uint32_t bytes, uint32_t which, int i) const
+    {
+        const float base = 1024 + (PACK == CUDA_Q8_0 ? 128 : PACK == CUDA_Q4_0 ? 8 : 0);
+        const uint32_t sum = __byte_perm(bytes, 0x64646464, which);
+        const __half2 code = __hsub2(*(const __half2 *)&sum, __float2half2_rn(base));
+        const __half2 v = PACK == CUDA_Q4_1 ? __hfma2(code, d[i], m[i]) : __hmul2(code, d[i]);
+        return *(const uint32_t *)&v;
+    }
+};
+
+template <int PACK, int G>
+__device__ __forceinline__ void tile_sum(uint32_t n, const ring &r, int warp, int lane,
+                                         float acc[SUMS][4])
+{
+    typedef shape<PACK, G> shape;
+    const uint64_t rows = matrix_at(r.at, 0);
+    const uint8_t *weights = r.at + ROWS_BYTES + warp * piece<PACK>::bytes;
+    turn_of<shape::SLOTS> now = {0, 0};
+    uint32_t a[2][4], before = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t slot = now.slot * shape::SLOT_BYTES;
+        phase_wait(&r.full[now.slot], now.parity);
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            block_codes<PACK> codes;
+            codes.read(weights + slot, b, lane);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                codes.fragment(half, a[half]);
+                group_begin();
+                group_product_along(acc, a[half], rows + (slot + b * 64 + half * 32) / 16,
+                                    i == 0 && b == 0 && half == 0);
+                group_commit();
+                group_wait_but_one();
+                if (b == 0 && half == 0 && i > 0 && lane == 0) phase_arrive(&r.empty[before]);
+            }
+        }
+        before = now.slot;
+        now.next();
+    }
+    group_wait<SUMS>(acc);
+}
+
+/* ---- what follows ---- */
+
+template <int PACK, int G>
+__device__ __forceinline__ void tile_write(float *out, int warp, int lane, const float acc[SUMS][4])
+{
+    const int out0 = warp * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < SUMS; n++)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            out[(n * 8 + lane % 4 * 2 + k % 2) * shape<PACK, G>::OUT_STRIDE + out0 + k / 2 * 8] =
+                acc[n][k];
+}
+
+/* A lane has four outputs of AHEAD rows at a time. */
+template <int PACK, int M, int G>
+__device__ __forceinline__ void rows_write(const cuda_product &a, const tile_place &place,
+                                           uint32_t row0, const float *out)
+{
+    typedef shape<PACK, G> shape;
+    const int AHEAD = 4, lanes = shape::OUTS / M / 4, step = shape::THREADS / lanes;
+    const uint32_t of = threadIdx.x % lanes * 4, n = min(a.n_rows - row0, (uint32_t)ROWS);
+    for (uint32_t t0 = 0; t0 < n; t0 += step * AHEAD) {
+        before b[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint32_t t = t0 + i * step + threadIdx.x / lanes, at = min(t, n - 1);
+            b[i] = read_before(a, place.matrix, place.first + of, a.first_row + row0 + at, 1);
+            if (t >= n) b[i].there = false, b[i].host = b[i].resident = nullptr;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint32_t at = min(t0 + i * step + threadIdx.x / lanes, n - 1);
+            const float4 *v = (const float4 *)(out + at * shape::OUT_STRIDE + of);
+            epilogue<true>(a, place.matrix, place.first + of, a.first_row + row0 + at, b[i], v[0],
+                           v[M == 2 ? shape::OUTS / 8 : 0]);
+        }
+    }
+}
+
+#endif
+
+template <int PACK, int M, int G>
+__global__ void __launch_bounds__(G *GROUP_THREADS + FEEDERS, 1) halves(const cuda_product a)
+{
+#ifdef WARPGROUPS
+    typedef shape<PACK, G> shape;
+    dependency_release();
+    __shared__ uint64_t phases[2][shape::SLOTS];
+    const ring r = {shared_memory(), phases[0], phases[1]};
+    const int warp = __shfl_sync(~0u, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
+    const uint32_t row0 = blockIdx.x * ROWS;
+    const tile_place place = place_of(a, blockIdx.y, shape::OUTS / M);
+    if (shared_address(r.at) % SWIZZLE_BYTES) __trap();
+    if (threadIdx.x < shape::SLOTS) {
+        phase_init(&r.full[threadIdx.x], FEEDERS + 1);
+        phase_init(&r.empty[threadIdx.x], G * GROUP_THREADS / WARP);
+        phases_publish();
+    }
+    __syncthreads();
+    if (warp >= shape::THREADS / WARP) {
+        if (G == 4) registers_give<FEED_REGISTERS>();
+        tile_feed<PACK, M, G>(a, place, row0, r, warp - shape::THREADS / WARP, lane);
+        return;
+    }
+    if (G == 4) registers_take<SUM_REGISTERS>();
+    float acc[SUMS][4];
+    tile_sum<PACK, G>(a.x.k_pad / CUDA_PIECE, r, warp, lane, acc);
+    dependency_wait();
+    barrier_wait(BARRIER, shape::THREADS);
+    float *out = (float *)r.at;
+    tile_write<PACK, G>(out, warp, lane, acc);
+    barrier_wait(BARRIER, shape::THREADS);
+    rows_write<PACK, M, G>(a, place, row0, out);
+#endif
+}
+
+/* ---- launching ---- */
+
+template <int PACK, int M, int G>
+static cudaError_t launch_halves(cudaStream_t s, const cuda_product *a)
+{
+    typedef shape<PACK, G> shape;
+    /* Token tiles go fastest: those of one weight tile run together and share it in the L2. */
+    dim3 grid((a->n_rows + ROWS - 1) / ROWS, tiles_of(a, shape::OUTS / M));
+    return launch(s, a->dependent, halves<PACK, M, G>, grid, shape::THREADS + FEEDERS, shape::bytes,
+                  *a);
+}
+
+/* Rounds that the multiprocessors take, in those of two warpgroups. */
+static uint32_t rounds(const cuda_product *a, uint32_t outs, uint32_t groups)
+{
+    const uint32_t blocks = (a->n_rows + ROWS - 1) / ROWS * tiles_of(a, outs);
+    return (blocks + a->multiprocessors - 1) / a->multiprocessors * groups / 2;
+}
+
+template <int PACK, int M> static cudaError_t by_groups(cudaStream_t s, const cuda_product *a)
+{
+    const int outs = 2 * GROUP_OUTS / M;
+    return rounds(a, outs, 2) < rounds(a, 2 * outs, 4) ? launch_halves<PACK, M, 2>(s, a)
+                                                       : launch_halves<PACK, M, 4>(s, a);
+}
+
+template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
+{
+    return a->epilogue == CUDA_GATE ? by_groups<PACK, 2>(s, a) : by_groups<PACK, 1>(s, a);
+}
+
+extern "C" cudaError_t cuda_launch_halves(cudaStream_t s, const struct cuda_product *a)
+{
+    if (a->pack == CUDA_Q4_0) return by_matrices<CUDA_Q4_0>(s, a);
+    if (a->pack == CUDA_Q4_1) return by_matrices<CUDA_Q4_1>(s, a);
+    return by_matrices<CUDA_Q8_0>(s, a);
+}
+
+template <int PACK, int M> static cudaError_t allow_groups()
+{
+    cudaError_t e = allow_shared(halves<PACK, M, 2>, shape<PACK, 2>::bytes);
+    return e ? e : allow_shared(halves<PACK, M, 4>, shape<PACK, 4>::bytes);
+}
+
+template <int PACK> static cudaError_t allow()
+{
+    cudaError_t e = allow_groups<PACK, 1>();
+    return e ? e : allow_groups<PACK, 2>();
+}
+
+extern "C" bool cuda_halves_prepare(void)
+{
+    cudaFuncAttributes of;
+    cudaError_t e = cudaFuncGetAttributes(&of, halves<CUDA_Q8_0, 1, 4>);
+    /* Of the code that was compiled: what the driver makes of older PTX is empty. */
+    if (!e && of.ptxVersion != 90) return false;
+    if (!e) e = allow<CUDA_Q4_0>();
+    if (!e) e = allow<CUDA_Q4_1>();
+    if (!e) e = allow<CUDA_Q8_0>();
+    if (e) (void)cudaGetLastError();
+    return e == cudaSuccess;
+}
