@@ -30,7 +30,9 @@ struct rig {
     struct pool_arena *arena[RIG_STAGES_MAX];
     size_t arena_bytes[RIG_STAGES_MAX];
     float *link[RIG_STAGES_MAX];
-    uint32_t n_generated;     /* of the next windows: lanes, the first ones, of generated rows */
+    /* Lanes of the next windows, the first ones, that have generated rows; at first none, or all
+     * with $TEST_KIND = generated. */
+    uint32_t n_generated;
     struct link_probs *probs; /* [max_rows]: of the last window */
     struct model_facts facts;
     struct rig_want want;
@@ -86,6 +88,9 @@ uint32_t rig_read(struct rig *r, struct rig_chat *c, const uint32_t *tokens, uin
                   uint32_t piece, uint32_t want,
                   void (*on_logits)(void *, uint32_t, uint32_t, const float *, uint32_t),
                   void *arg);
+
+/* Of n floats' bits. */
+uint64_t rig_hash(const float *v, uint32_t n);
 
 /* Seconds of the monotonic clock. */
 double rig_seconds(void);

@@ -66,18 +66,6 @@ struct hashes {
     uint32_t n;
 };
 
-static uint64_t hash_of(const float *logits, uint32_t n)
-{
-    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a's constants, by words */
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &logits[i], sizeof(bits));
-        h = (h ^ bits) * UINT64_C(0x100000001b3);
-        h ^= h >> 29;
-    }
-    return h;
-}
-
 static void add_hash(void *arg, uint32_t lane, uint32_t row, const float *logits, uint32_t n)
 {
     struct hashes *h = arg;
@@ -85,7 +73,7 @@ static void add_hash(void *arg, uint32_t lane, uint32_t row, const float *logits
     (void)row;
     for (uint32_t i = 0; i < n; i++)
         REQUIRE(logits[i] == logits[i], "a logit is not a number");
-    h->at[h->n++] = hash_of(logits, n);
+    h->at[h->n++] = rig_hash(logits, n);
 }
 
 static struct rig_want want_of(const struct subject *s)

@@ -5,10 +5,10 @@
  * sums), of products of halves: x rounded to half, and the weight's code times its scale (Q4_1:
  * plus its minimum, in one rounding) rounded to half. The tile that it is in makes no difference.
  *
- * A block of threads makes 64 outputs (of two matrices: 32 of each) a warpgroup, of 128 token rows.
- * A warp makes halves of its 16 outputs' codes in the registers that wgmma reads A from, sixteen k
- * at a time, while the sixteen before are multiplied. Four more warps bring the pieces: weights by
- * copies of 16 bytes, rows by one bulk copy a piece.
+ * A block of threads makes 64 outputs (of two matrices: 32 of each) a warpgroup, of up to 128 token
+ * rows. A warp makes halves of its 16 outputs' codes in the registers that wgmma reads A from,
+ * sixteen k at a time, while the sixteen before are multiplied. Four more warps bring the pieces:
+ * weights by copies of 16 bytes, rows by one bulk copy a piece.
  */
 #include "workerd/cuda/product.cuh"
 #include "workerd/cuda/warpgroup.cuh"
@@ -18,25 +18,30 @@ enum {
     GROUP_OUTS = 64,
     FEEDERS = 128, /* threads that bring pieces, behind those that multiply */
     FEED_WARPS = FEEDERS / WARP,
-    ROWS = CUDA_HALVES_ROWS,
-    ROWS_BYTES = ROWS * CUDA_PIECE * 2, /* of a piece */
-    SUMS = ROWS / 8,                    /* of a thread, in fours */
+    ROW_BYTES = CUDA_PIECE * 2, /* of a piece */
+    FEW = 32,                   /* token rows of a block */
+    SOME = 64,
+    MANY = 128,
     /* Of 96 a thread, which five warps of a scheduler's registers leave each. */
     FEED_REGISTERS = 32,
     SUM_REGISTERS = 112,
     BARRIER = 1, /* of those that multiply */
 };
 
-/* PACK: of the weights; G: warpgroups that multiply. */
-template <int PACK, int G> struct shape {
+/* PACK: of the weights; G: warpgroups that multiply; N: token rows. */
+template <int PACK, int G, int N> struct shape {
+    static const int ROWS = N, ROWS_BYTES = ROWS * ROW_BYTES;
+    static const int SUMS = ROWS / 8; /* of a thread, in fours */
     static const int THREADS = G * GROUP_THREADS, OUTS = G * GROUP_OUTS, TILES = OUTS / 16;
     static const int WEIGHTS_BYTES = TILES * piece<PACK>::bytes;
     static const int SLOT_BYTES =
         (ROWS_BYTES + WEIGHTS_BYTES + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
-    static const int SLOTS = G == 4 ? 6 : 8;
+    /* Of few rows two blocks share a multiprocessor. */
+    static const int SLOTS = G == 4 ? 6 : N == 32 ? 12 : 8;
     static const int OUT_STRIDE = OUTS + 4; /* rows of a warp's sums in different banks */
-    static const int bytes = SLOTS * SLOT_BYTES;
-    static_assert(ROWS * OUT_STRIDE * 4 <= bytes, "sums lie where pieces lay");
+    /* Shared memory: the slots, then their phases. */
+    static const int PHASES = SLOTS * SLOT_BYTES, bytes = PHASES + 2 * SLOTS * 8;
+    static_assert(ROWS * OUT_STRIDE * 4 <= PHASES, "sums lie where pieces lay");
 };
 
 #ifdef WARPGROUPS
@@ -60,15 +65,15 @@ template <int SLOTS> struct turn_of {
 /* ---- bringing ---- */
 
 /* Of one warp of the feeders: every fourth of the block's tiles of 16 outputs. */
-template <int PACK, int M, int G> struct feeder {
-    static const int TILES = shape<PACK, G>::TILES, EACH = TILES / FEED_WARPS,
+template <int PACK, int M, int G, int N> struct feeder {
+    static const int TILES = shape<PACK, G, N>::TILES, EACH = TILES / FEED_WARPS,
                      BYTES = piece<PACK>::bytes;
     const uint8_t *from[EACH];
     uint32_t at;
     int lane;
 
     __device__ __forceinline__ feeder(const cuda_product &a, const tile_place &p, int warp, int l)
-        : at(ROWS_BYTES + warp * BYTES + l * 16), lane(l)
+        : at(shape<PACK, G, N>::ROWS_BYTES + warp * BYTES + l * 16), lane(l)
     {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
@@ -92,16 +97,18 @@ template <int PACK, int M, int G> struct feeder {
     }
 };
 
-template <int PACK, int M, int G>
+template <int PACK, int M, int G, int N>
 __device__ __forceinline__ void tile_feed(const cuda_product &a, const tile_place &place,
                                           uint32_t row0, const ring &r, int warp, int lane)
 {
-    typedef shape<PACK, G> shape;
-    const uint32_t n = a.x.k_pad / CUDA_PIECE, n_rows = min(a.n_rows - row0, (uint32_t)ROWS);
+    typedef shape<PACK, G, N> shape;
+    const uint32_t n = a.x.k_pad / CUDA_PIECE, n_rows = min(a.n_rows - row0, (uint32_t)N);
     const uint32_t bytes = (n_rows + 7) / 8 * SWIZZLE_BYTES;
-    const uint8_t *rows = a.x.h + (uint64_t)(row0 / ROWS) * n * ROWS_BYTES;
+    const uint8_t *rows = a.x.h + ((uint64_t)(row0 / CUDA_HALVES_ROWS) * n * CUDA_HALVES_ROWS +
+                                   row0 % CUDA_HALVES_ROWS) *
+                                      ROW_BYTES;
     const bool brings_rows = warp == 0 && lane == 0;
-    feeder<PACK, M, G> f(a, place, warp, lane);
+    feeder<PACK, M, G, N> f(a, place, warp, lane);
     for (uint32_t i = 0; i < min(n, (uint32_t)shape::SLOTS); i++)
         f.ask(r.at + i * shape::SLOT_BYTES, &r.full[i]);
     dependency_wait();
@@ -113,7 +120,8 @@ __device__ __forceinline__ void tile_feed(const cuda_product &a, const tile_plac
             f.ask(slot, &r.full[turn.slot]);
         }
         if (brings_rows)
-            copy_bulk(slot, rows + (uint64_t)i * ROWS_BYTES, bytes, &r.full[turn.slot]);
+            copy_bulk(slot, rows + (uint64_t)i * CUDA_HALVES_ROWS * ROW_BYTES, bytes,
+                      &r.full[turn.slot]);
     }
 }
 
@@ -173,13 +181,13 @@ template <int PACK> struct block_codes {
     }
 };
 
-template <int PACK, int G>
+template <int PACK, int G, int N>
 __device__ __forceinline__ void tile_sum(uint32_t n, const ring &r, int warp, int lane,
-                                         float acc[SUMS][4])
+                                         float acc[N / 8][4])
 {
-    typedef shape<PACK, G> shape;
+    typedef shape<PACK, G, N> shape;
     const uint64_t rows = matrix_at(r.at, 0);
-    const uint8_t *weights = r.at + ROWS_BYTES + warp * piece<PACK>::bytes;
+    const uint8_t *weights = r.at + shape::ROWS_BYTES + warp * piece<PACK>::bytes;
     turn_of<shape::SLOTS> now = {0, 0};
     uint32_t a[2][4], before = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -193,8 +201,9 @@ __device__ __forceinline__ void tile_sum(uint32_t n, const ring &r, int warp, in
             for (int half = 0; half < 2; half++) {
                 codes.fragment(half, a[half]);
                 group_begin();
-                group_product_along(acc, a[half], rows + (slot + b * 64 + half * 32) / 16,
-                                    i == 0 && b == 0 && half == 0);
+                group_product_along<shape::SUMS>(acc, a[half],
+                                                 rows + (slot + b * 64 + half * 32) / 16,
+                                                 i == 0 && b == 0 && half == 0);
                 group_commit();
                 group_wait_but_one();
                 if (b == 0 && half == 0 && i > 0 && lane == 0) phase_arrive(&r.empty[before]);
@@ -203,31 +212,32 @@ __device__ __forceinline__ void tile_sum(uint32_t n, const ring &r, int warp, in
         before = now.slot;
         now.next();
     }
-    group_wait<SUMS>(acc);
+    group_wait<shape::SUMS>(acc);
 }
 
 /* ---- what follows ---- */
 
-template <int PACK, int G>
-__device__ __forceinline__ void tile_write(float *out, int warp, int lane, const float acc[SUMS][4])
+template <int PACK, int G, int N>
+__device__ __forceinline__ void tile_write(float *out, int warp, int lane,
+                                           const float acc[N / 8][4])
 {
     const int out0 = warp * 16 + lane / 4;
 #pragma unroll
-    for (int n = 0; n < SUMS; n++)
+    for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            out[(n * 8 + lane % 4 * 2 + k % 2) * shape<PACK, G>::OUT_STRIDE + out0 + k / 2 * 8] =
+            out[(n * 8 + lane % 4 * 2 + k % 2) * shape<PACK, G, N>::OUT_STRIDE + out0 + k / 2 * 8] =
                 acc[n][k];
 }
 
 /* A lane has four outputs of AHEAD rows at a time. */
-template <int PACK, int M, int G>
+template <int PACK, int M, int G, int N>
 __device__ __forceinline__ void rows_write(const cuda_product &a, const tile_place &place,
                                            uint32_t row0, const float *out)
 {
-    typedef shape<PACK, G> shape;
+    typedef shape<PACK, G, N> shape;
     const int AHEAD = 4, lanes = shape::OUTS / M / 4, step = shape::THREADS / lanes;
-    const uint32_t of = threadIdx.x % lanes * 4, n = min(a.n_rows - row0, (uint32_t)ROWS);
+    const uint32_t of = threadIdx.x % lanes * 4, n = min(a.n_rows - row0, (uint32_t)N);
     for (uint32_t t0 = 0; t0 < n; t0 += step * AHEAD) {
         before b[AHEAD];
 #pragma unroll
@@ -248,16 +258,17 @@ __device__ __forceinline__ void rows_write(const cuda_product &a, const tile_pla
 
 #endif
 
-template <int PACK, int M, int G>
-__global__ void __launch_bounds__(G *GROUP_THREADS + FEEDERS, 1) halves(const cuda_product a)
+template <int PACK, int M, int G, int N>
+__global__ void __launch_bounds__(G *GROUP_THREADS + FEEDERS, G == 1 ? 2 : 1)
+    halves(const cuda_product a)
 {
 #ifdef WARPGROUPS
-    typedef shape<PACK, G> shape;
+    typedef shape<PACK, G, N> shape;
     dependency_release();
-    __shared__ uint64_t phases[2][shape::SLOTS];
-    const ring r = {shared_memory(), phases[0], phases[1]};
+    uint64_t *phases = (uint64_t *)(shared_memory() + shape::PHASES);
+    const ring r = {shared_memory(), phases, phases + shape::SLOTS};
     const int warp = __shfl_sync(~0u, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP;
-    const uint32_t row0 = blockIdx.x * ROWS;
+    const uint32_t row0 = blockIdx.x * N;
     const tile_place place = place_of(a, blockIdx.y, shape::OUTS / M);
     if (shared_address(r.at) % SWIZZLE_BYTES) __trap();
     if (threadIdx.x < shape::SLOTS) {
@@ -268,50 +279,52 @@ __global__ void __launch_bounds__(G *GROUP_THREADS + FEEDERS, 1) halves(const cu
     __syncthreads();
     if (warp >= shape::THREADS / WARP) {
         if (G == 4) registers_give<FEED_REGISTERS>();
-        tile_feed<PACK, M, G>(a, place, row0, r, warp - shape::THREADS / WARP, lane);
+        tile_feed<PACK, M, G, N>(a, place, row0, r, warp - shape::THREADS / WARP, lane);
         return;
     }
     if (G == 4) registers_take<SUM_REGISTERS>();
-    float acc[SUMS][4];
-    tile_sum<PACK, G>(a.x.k_pad / CUDA_PIECE, r, warp, lane, acc);
+    float acc[shape::SUMS][4];
+    tile_sum<PACK, G, N>(a.x.k_pad / CUDA_PIECE, r, warp, lane, acc);
     dependency_wait();
     barrier_wait(BARRIER, shape::THREADS);
     float *out = (float *)r.at;
-    tile_write<PACK, G>(out, warp, lane, acc);
+    tile_write<PACK, G, N>(out, warp, lane, acc);
     barrier_wait(BARRIER, shape::THREADS);
-    rows_write<PACK, M, G>(a, place, row0, out);
+    rows_write<PACK, M, G, N>(a, place, row0, out);
 #endif
 }
 
 /* ---- launching ---- */
 
-template <int PACK, int M, int G>
+template <int PACK, int M, int G, int N>
 static cudaError_t launch_halves(cudaStream_t s, const cuda_product *a)
 {
-    typedef shape<PACK, G> shape;
+    typedef shape<PACK, G, N> shape;
     /* Token tiles go fastest: those of one weight tile run together and share it in the L2. */
-    dim3 grid((a->n_rows + ROWS - 1) / ROWS, tiles_of(a, shape::OUTS / M));
-    return launch(s, a->dependent, halves<PACK, M, G>, grid, shape::THREADS + FEEDERS, shape::bytes,
-                  *a);
+    dim3 grid((a->n_rows + N - 1) / N, tiles_of(a, shape::OUTS / M));
+    return launch(s, a->dependent, halves<PACK, M, G, N>, grid, shape::THREADS + FEEDERS,
+                  shape::bytes, *a);
 }
 
 /* Rounds that the multiprocessors take, in those of two warpgroups. */
 static uint32_t rounds(const cuda_product *a, uint32_t outs, uint32_t groups)
 {
-    const uint32_t blocks = (a->n_rows + ROWS - 1) / ROWS * tiles_of(a, outs);
+    const uint32_t blocks = (a->n_rows + MANY - 1) / MANY * tiles_of(a, outs);
     return (blocks + a->multiprocessors - 1) / a->multiprocessors * groups / 2;
 }
 
-template <int PACK, int M> static cudaError_t by_groups(cudaStream_t s, const cuda_product *a)
+template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda_product *a)
 {
     const int outs = 2 * GROUP_OUTS / M;
-    return rounds(a, outs, 2) < rounds(a, 2 * outs, 4) ? launch_halves<PACK, M, 2>(s, a)
-                                                       : launch_halves<PACK, M, 4>(s, a);
+    if (a->n_rows <= FEW) return launch_halves<PACK, M, 1, FEW>(s, a);
+    if (a->n_rows <= SOME) return launch_halves<PACK, M, 1, SOME>(s, a);
+    return rounds(a, outs, 2) < rounds(a, 2 * outs, 4) ? launch_halves<PACK, M, 2, MANY>(s, a)
+                                                       : launch_halves<PACK, M, 4, MANY>(s, a);
 }
 
 template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
 {
-    return a->epilogue == CUDA_GATE ? by_groups<PACK, 2>(s, a) : by_groups<PACK, 1>(s, a);
+    return a->epilogue == CUDA_GATE ? by_rows<PACK, 2>(s, a) : by_rows<PACK, 1>(s, a);
 }
 
 extern "C" cudaError_t cuda_launch_halves(cudaStream_t s, const struct cuda_product *a)
@@ -321,22 +334,29 @@ extern "C" cudaError_t cuda_launch_halves(cudaStream_t s, const struct cuda_prod
     return by_matrices<CUDA_Q8_0>(s, a);
 }
 
-template <int PACK, int M> static cudaError_t allow_groups()
+template <int PACK, int M, int G, int N> static cudaError_t allow_shape()
 {
-    cudaError_t e = allow_shared(halves<PACK, M, 2>, shape<PACK, 2>::bytes);
-    return e ? e : allow_shared(halves<PACK, M, 4>, shape<PACK, 4>::bytes);
+    return allow_shared(halves<PACK, M, G, N>, shape<PACK, G, N>::bytes);
+}
+
+template <int PACK, int M> static cudaError_t allow_rows()
+{
+    cudaError_t e = allow_shape<PACK, M, 1, FEW>();
+    if (!e) e = allow_shape<PACK, M, 1, SOME>();
+    if (!e) e = allow_shape<PACK, M, 2, MANY>();
+    return e ? e : allow_shape<PACK, M, 4, MANY>();
 }
 
 template <int PACK> static cudaError_t allow()
 {
-    cudaError_t e = allow_groups<PACK, 1>();
-    return e ? e : allow_groups<PACK, 2>();
+    cudaError_t e = allow_rows<PACK, 1>();
+    return e ? e : allow_rows<PACK, 2>();
 }
 
 extern "C" bool cuda_halves_prepare(void)
 {
     cudaFuncAttributes of;
-    cudaError_t e = cudaFuncGetAttributes(&of, halves<CUDA_Q8_0, 1, 4>);
+    cudaError_t e = cudaFuncGetAttributes(&of, halves<CUDA_Q8_0, 1, 4, MANY>);
     /* Of the code that was compiled: what the driver makes of older PTX is empty. */
     if (!e && of.ptxVersion != 90) return false;
     if (!e) e = allow<CUDA_Q4_0>();

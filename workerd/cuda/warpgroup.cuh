@@ -28,14 +28,14 @@ __device__ __forceinline__ uint64_t matrix_at(const void *p, uint32_t slab_bytes
            (uint64_t)(SWIZZLE_BYTES >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-#define REGISTERS_32                                                                               \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
-    "%25,%26,%27,%28,%29,%30,%31"
+#define REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define REGISTERS_32 REGISTERS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define REGISTERS_64                                                                               \
     REGISTERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,"   \
                  "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define SUMS_4(way, i) way(d[i][0]), way(d[i][1]), way(d[i][2]), way(d[i][3])
 #define SUMS_16(way, i) SUMS_4(way, i), SUMS_4(way, i + 1), SUMS_4(way, i + 2), SUMS_4(way, i + 3)
+#define SUMS_OF_16(way) SUMS_16(way, 0)
 #define SUMS_32(way) SUMS_16(way, 0), SUMS_16(way, 4)
 #define SUMS_64(way) SUMS_32(way), SUMS_16(way, 8), SUMS_16(way, 12)
 #define SUM_MADE "=f"
@@ -79,18 +79,28 @@ __device__ __forceinline__ void group_product_across(float d[N][4], const uint32
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* d (+)= A B: A in registers, B's columns are rows in shared memory: 128 of them. */
-__device__ __forceinline__ void group_product_along(float d[16][4], const uint32_t a[4], uint64_t b,
+/* d (+)= A B: A in registers, B's columns are rows in shared memory, 8 N of them. */
+#define PRODUCT_ALONG(n, registers, sums, x, y, z, w, at, is)                                      \
+    asm volatile("{\n"                                                                             \
+                 ".reg .pred more;\n"                                                              \
+                 "setp.eq.b32 more, %" #is ", 0;\n" WGMMA(n) "{" registers "}, {%" #x ",%" #y      \
+                                                             ",%" #z ",%" #w "}, %" #at            \
+                                                             ", more, 1, 1, 0;\n"                  \
+                                                             "}"                                   \
+                 : sums(SUM_ADDED)                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)first))
+template <int N>
+__device__ __forceinline__ void group_product_along(float d[N][4], const uint32_t a[4], uint64_t b,
                                                     bool first)
 {
-    asm volatile("{\n"
-                 ".reg .pred more;\n"
-                 "setp.eq.b32 more, %69, 0;\n" WGMMA(
-                     128) "{" REGISTERS_64 "}, {%64,%65,%66,%67}, %68, more, 1, 1, 0;\n"
-                          "}"
-                 : SUMS_64(SUM_ADDED)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)first));
+    if constexpr (N == 16)
+        PRODUCT_ALONG(128, REGISTERS_64, SUMS_64, 64, 65, 66, 67, 68, 69);
+    else if constexpr (N == 8)
+        PRODUCT_ALONG(64, REGISTERS_32, SUMS_32, 32, 33, 34, 35, 36, 37);
+    else
+        PRODUCT_ALONG(32, REGISTERS_16, SUMS_OF_16, 16, 17, 18, 19, 20, 21);
 }
+#undef PRODUCT_ALONG
 
 /* Registers of this warp that products will use are ready. */
 __device__ __forceinline__ void group_begin()
