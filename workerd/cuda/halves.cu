@@ -38,6 +38,9 @@ template <int PACK, int G, int N> struct shape {
         (ROWS_BYTES + WEIGHTS_BYTES + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
     /* Of few rows two blocks share a multiprocessor. */
     static const int SLOTS = G == 4 ? 6 : N == 32 ? 12 : 8;
+    /* Fragments of sixteen k that are made together, as many as there are registers for: making
+     * them takes a warp longer alone than wgmma takes to multiply them. */
+    static const int AT_ONCE = G == 4 ? 1 : 4;
     static const int OUT_STRIDE = OUTS + 4; /* rows of a warp's sums in different banks */
     /* Shared memory: the slots, then their phases. */
     static const int PHASES = SLOTS * SLOT_BYTES, bytes = PHASES + 2 * SLOTS * 8;
@@ -181,6 +184,36 @@ template <int PACK> struct block_codes {
     }
 };
 
+/* A warp's part of a piece: PARITY'th of the fragments that may be multiplied while others are
+ * made. before: the slot of the piece before, which is free once its products are done. */
+template <int PACK, int G, int N, int PARITY>
+__device__ __forceinline__ void
+piece_sum(const uint8_t *weights, uint64_t rows, bool first, uint64_t *before, int lane,
+          uint32_t a[2][shape<PACK, G, N>::AT_ONCE][4], float acc[N / 8][4])
+{
+    typedef shape<PACK, G, N> shape;
+    const int at_once = shape::AT_ONCE;
+    block_codes<PACK> codes;
+#pragma unroll
+    for (int i = 0; i < 4; i += at_once) {
+        uint32_t(*now)[4] = a[(PARITY * 4 / at_once + i / at_once) % 2];
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            if ((i + k) % 2 == 0) codes.read(weights, (i + k) / 2, lane);
+            codes.fragment((i + k) % 2, now[k]);
+        }
+        group_begin();
+#pragma unroll
+        for (int k = 0; k < at_once; k++)
+            group_product_along<shape::SUMS>(acc, now[k], rows + (i + k) * 2, first && i + k == 0);
+        group_commit();
+        group_wait_but_one();
+        if (i > 0 || first) continue;
+        __syncwarp();
+        if (lane == 0) phase_arrive(before);
+    }
+}
+
 template <int PACK, int G, int N>
 __device__ __forceinline__ void tile_sum(uint32_t n, const ring &r, int warp, int lane,
                                          float acc[N / 8][4])
@@ -189,27 +222,19 @@ __device__ __forceinline__ void tile_sum(uint32_t n, const ring &r, int warp, in
     const uint64_t rows = matrix_at(r.at, 0);
     const uint8_t *weights = r.at + shape::ROWS_BYTES + warp * piece<PACK>::bytes;
     turn_of<shape::SLOTS> now = {0, 0};
-    uint32_t a[2][4], before = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t slot = now.slot * shape::SLOT_BYTES;
+    uint32_t a[2][shape::AT_ONCE][4];
+    uint64_t *before = r.empty;
+    for (uint32_t i = 0; i < n; i += 2) {
+        uint32_t slot = now.slot * shape::SLOT_BYTES;
         phase_wait(&r.full[now.slot], now.parity);
-#pragma unroll
-        for (int b = 0; b < 2; b++) {
-            block_codes<PACK> codes;
-            codes.read(weights + slot, b, lane);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                codes.fragment(half, a[half]);
-                group_begin();
-                group_product_along<shape::SUMS>(acc, a[half],
-                                                 rows + (slot + b * 64 + half * 32) / 16,
-                                                 i == 0 && b == 0 && half == 0);
-                group_commit();
-                group_wait_but_one();
-                if (b == 0 && half == 0 && i > 0 && lane == 0) phase_arrive(&r.empty[before]);
-            }
-        }
-        before = now.slot;
+        piece_sum<PACK, G, N, 0>(weights + slot, rows + slot / 16, i == 0, before, lane, a, acc);
+        before = &r.empty[now.slot];
+        now.next();
+        if (i + 1 == n) break;
+        slot = now.slot * shape::SLOT_BYTES;
+        phase_wait(&r.full[now.slot], now.parity);
+        piece_sum<PACK, G, N, 1>(weights + slot, rows + slot / 16, false, before, lane, a, acc);
+        before = &r.empty[now.slot];
         now.next();
     }
     group_wait<shape::SUMS>(acc);
@@ -306,11 +331,11 @@ static cudaError_t launch_halves(cudaStream_t s, const cuda_product *a)
                   shape::bytes, *a);
 }
 
-/* Rounds that the multiprocessors take, in those of two warpgroups. */
-static uint32_t rounds(const cuda_product *a, uint32_t outs, uint32_t groups)
+/* Time that the multiprocessors take, by rounds: `each` is a round's, in units of all shapes. */
+static uint32_t time_of(const cuda_product *a, uint32_t outs, uint32_t each)
 {
     const uint32_t blocks = (a->n_rows + MANY - 1) / MANY * tiles_of(a, outs);
-    return (blocks + a->multiprocessors - 1) / a->multiprocessors * groups / 2;
+    return (blocks + a->multiprocessors - 1) / a->multiprocessors * each;
 }
 
 template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda_product *a)
@@ -318,8 +343,12 @@ template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda
     const int outs = 2 * GROUP_OUTS / M;
     if (a->n_rows <= FEW) return launch_halves<PACK, M, 1, FEW>(s, a);
     if (a->n_rows <= SOME) return launch_halves<PACK, M, 1, SOME>(s, a);
-    return rounds(a, outs, 2) < rounds(a, 2 * outs, 4) ? launch_halves<PACK, M, 2, MANY>(s, a)
-                                                       : launch_halves<PACK, M, 4, MANY>(s, a);
+    /* As measured: the smaller a tile, the more of the L2's reads it takes. */
+    const uint32_t one = time_of(a, outs / 2, 3), two = time_of(a, outs, 4);
+    const uint32_t four = time_of(a, outs * 2, 7);
+    if (four <= min(one, two)) return launch_halves<PACK, M, 4, MANY>(s, a);
+    return two <= one ? launch_halves<PACK, M, 2, MANY>(s, a)
+                      : launch_halves<PACK, M, 1, MANY>(s, a);
 }
 
 template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
@@ -343,6 +372,7 @@ template <int PACK, int M> static cudaError_t allow_rows()
 {
     cudaError_t e = allow_shape<PACK, M, 1, FEW>();
     if (!e) e = allow_shape<PACK, M, 1, SOME>();
+    if (!e) e = allow_shape<PACK, M, 1, MANY>();
     if (!e) e = allow_shape<PACK, M, 2, MANY>();
     return e ? e : allow_shape<PACK, M, 4, MANY>();
 }
