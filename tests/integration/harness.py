@@ -33,6 +33,7 @@ BUILD = pathlib.Path(os.environ.get("CISTERN_BUILD", ROOT / "build"))
 READY_S = 120  # bound only; a loaded machine under sanitizers needs a few seconds
 STOP_S = 60
 ANSWER_S = 180
+KINDS_DIFFER = {"cuda-5"}  # where prompts' rows have an arithmetic of their own (cuda.c)
 CARDS = int(os.environ.get("CISTERN_CARDS", "1")) if os.environ.get("CISTERN_DEVICE") == "cuda" else 0
 PR_SET_PDEATHSIG = 1
 ENDS = {"0", "2"}  # tokens that end an answer, of the tiny models and of the demo model
@@ -404,6 +405,10 @@ class Cistern:
 
     def pool(self):
         return pool.Pool(self.memory)
+
+    def kinds_differ(self):
+        """Whether a generated token's row has other bits than the same token's in a prompt."""
+        return self.pool().arithmetic.split()[0] in KINDS_DIFFER
 
     def page(self, stage):
         """What a worker has published of itself."""

@@ -19,6 +19,7 @@ ARENA = struct.Struct("<QQQIIIIII")
 RUN = struct.Struct("<IIQQ")
 PAGE = struct.Struct("<QQIIIIQQQQ")
 TOKENS_OFF = 64
+TEXT_BYTES = 128
 FREE, ACTIVE, WAITING, CLOSING, IDLE = range(5)
 
 
@@ -27,6 +28,10 @@ class Pool:
         self.folder = folder
         self.control = self.map("control")
         self.header = dict(zip(HEADER_FIELDS, HEADER.unpack_from(self.control)))
+        texts = self.control[HEADER.size : HEADER.size + 2 * TEXT_BYTES]
+        self.fingerprint, self.arithmetic = (
+            texts[at : at + TEXT_BYTES].split(b"\0")[0].decode() for at in (0, TEXT_BYTES)
+        )
 
     def map(self, name):
         with open(self.folder / name, "r+b") as f:

@@ -159,27 +159,46 @@ def cached(answer):
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.demo_model
-@pytest.mark.parametrize("kv", ["f16", "int8"])
-def test_second_turn_finds_the_first(demo_model, kv):
-    settings = {"model.context": 2048, "pool.cells": 4096, "worker.trace": True, "worker.threads": 2}
-    settings["pool.kv"] = kv
+TURN_FIELDS = {"max_tokens": 40, "temperature": 0}
+
+
+def two_turns(model, settings):
+    """The second turn's messages, both answers, the second one's rows; whether kinds differ."""
     question = [{"role": "user", "content": "Name the capital of France."}]
-    fields = {"max_tokens": 40, "temperature": 0}
-    with Cistern(demo_model, settings=settings).start() as c:
-        first = c.chat(question, **fields)
+    with Cistern(model, settings=settings).start() as c:
+        first = c.chat(question, **TURN_FIELDS)
         said = first["choices"][0]["message"]
         turn = [*question, said, {"role": "user", "content": "And the capital of Japan?"}]
-        second = c.chat(turn, **fields)
-        rows = list(c.trace().values())[1]
-    assert said["content"] == "The capital of France is Paris."
+        second = c.chat(turn, **TURN_FIELDS)
+        return turn, first, second, list(c.trace().values())[1], c.kinds_differ()
+
+
+@pytest.mark.demo_model
+@pytest.mark.parametrize("kv", ["f16", "int8"])
+@pytest.mark.parametrize("exact", ["no", "yes"], ids=["any", "exact"])
+def test_second_turn_finds_the_first(demo_model, exact, kv):
+    """And has the rows of one that finds nothing: with exact_prefix on every device, which reads the
+    answer again; without, where the answer's cells are what a prompt's are. Elsewhere its rows are those
+    of any pool that was asked the same before, and its tokens those of one that was not."""
+    settings = {"model.context": 2048, "pool.cells": 4096, "worker.trace": True, "worker.threads": 2}
+    settings |= {"pool.kv": kv, "worker.exact_prefix": exact}
+    turn, first, second, rows, differ = two_turns(demo_model, settings)
+    assert turn[1]["content"] == "The capital of France is Paris."
     used = first["usage"]
-    assert cached(second) >= used["prompt_tokens"] + used["completion_tokens"] - 2
+    if exact == "yes":
+        assert cached(second) == used["prompt_tokens"]
+    else:
+        assert cached(second) >= used["prompt_tokens"] + used["completion_tokens"] - 2
     with Cistern(demo_model, settings=settings).start() as c:
-        uncached = c.chat(turn, **fields)
-        assert list(c.trace().values())[0] == rows
+        uncached = c.chat(turn, **TURN_FIELDS)
+        (cold,) = c.trace().values()
     assert cached(uncached) == 0
     assert uncached["choices"] == second["choices"]
+    if exact == "yes" or not differ:
+        assert cold == rows
+    else:
+        assert [(at, cold[at][0]) for at in cold] == [(at, rows[at][0]) for at in rows]
+        assert two_turns(demo_model, settings)[3] == rows
 
 
 # ---- where K/V is

@@ -132,10 +132,10 @@ def test_penalties_count_what_was_generated(tiny_model):
     count made here. Nothing outside the alternatives shown can pass one of them: penalties that are
     not negative only lower."""
     body = {"prompt": words(20, 3), "n_predict": 80, "temperature": 0, "n_probs": 20}
-    body.update(presence_penalty=0.7, frequency_penalty=0.45)
+    body.update(presence_penalty=0.7, frequency_penalty=0.45, ignore_eos=True)
     with Cistern(tiny_model, settings=SMALL).start() as c:
         tokens = post(c, "/completion", body)["completion_probabilities"]
-    assert len(tokens) >= 60
+    assert len(tokens) == 80
     count, changed = {}, 0
     for at in tokens:
         top = at["top_logprobs"]
@@ -223,28 +223,50 @@ def columns(answer):
     return answer["choices"][0]["logprobs"]
 
 
+# How far a token's log-probability may be from the other kind's, where kinds differ. Halves, a prompt's,
+# lie next to float32. From that int8, as generating has it, is 0.32 away at most and 0.05 in the mean, over
+# this model's 439 tokens of the story and their likeliest alternatives, on a CPU. Twice that.
+FAR, FAR_IN_THE_MEAN = 0.6, 0.1
+
+
+def assert_near(read, made):
+    """Columns of the same tokens, as a prompt's and as generated."""
+    apart = [abs(a - b) for a, b in zip(read["token_logprobs"], made["token_logprobs"], strict=True)]
+    assert max(apart) <= FAR and sum(apart) / len(apart) <= FAR_IN_THE_MEAN, apart
+    for a, b in zip(read["top_logprobs"], made["top_logprobs"], strict=True):
+        # The i-th largest of values that are moved by so much is moved by no more.
+        best = [sorted(top.values(), reverse=True)[:3] for top in (a, b)]
+        assert max(abs(x - y) for x, y in zip(*best)) <= FAR, (a, b)
+        assert all(abs(a[token] - b[token]) <= FAR for token in a.keys() & b.keys()), (a, b)
+
+
 def test_prompt_equals_generated(shared):
-    """A token's probability is the same whether it was generated or is part of a prompt, and whether
-    its prompt was in the pool or not."""
+    """A token's probability is the same whether it was generated or is part of a prompt, near it where
+    these have an arithmetic each, and the same whether its prompt was in the pool or not."""
     ids = post(shared, "/tokenize", {"content": words(90, 8)})["tokens"]
     body = {"prompt": ids, "max_tokens": 40, "temperature": 0, "logprobs": 3}
     made = columns(post(shared, "/v1/completions", body))
     probs = post(shared, "/completion", {**body, "n_predict": 40, "n_probs": 1})
     ids = ids + [t["id"] for t in probs["completion_probabilities"]]
     again = {**body, "prompt": ids, "max_tokens": 1, "echo": True}
-    for _ in range(2):
-        answer = post(shared, "/v1/completions", again)
+    answers = [post(shared, "/v1/completions", again) for _ in range(2)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    for answer in answers:
         read = columns(answer)
         assert len(read["tokens"]) == len(ids) + 1
         assert read["token_logprobs"][0] is None and read["top_logprobs"][0] is None
         assert None not in read["token_logprobs"][1:]
-        for name in ("tokens", "token_logprobs", "top_logprobs"):
-            assert read[name][-len(made["tokens"]) - 1 : -1] == made[name]
+        end = {name: column[-len(made["tokens"]) - 1 : -1] for name, column in read.items()}
+        assert end["tokens"] == made["tokens"]
+        if shared.kinds_differ():
+            assert_near(end, made)
+        else:
+            assert all(end[name] == made[name] for name in ("token_logprobs", "top_logprobs"))
         text = answer["choices"][0]["text"]
         for token, offset in zip(read["tokens"], read["text_offset"]):
             if not token.startswith("bytes:"):
                 assert text[offset : offset + len(token)] == token
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def merged(stream, n):

@@ -286,7 +286,7 @@ def go_on(c, ids, **fields):
 
 def test_save_of_what_runs(slow_model):
     """The file has what all stages had published; the answer does not suffer; what is restored goes on
-    with the rows of one that was computed at once, and all of it counts as cached."""
+    with the rows of what was saved, and all of it counts as cached."""
     alone, solo = solo_rows(slow_model, [LONG], **SLOW)
     with Cistern(slow_model, settings=SLOW).start() as c:
         path = c.folder / "saved"
@@ -309,14 +309,23 @@ def test_save_of_what_runs(slow_model):
         assert row["base"] + row["copy_cells"] > out["tokens"]
         ids = tokens_of(path.read_bytes())
         assert len(ids) == out["tokens"]
-        poolctl(c, "drop", "--all")
-        poolctl(c, "restore", path)
         # The next token is the one that the stream had there.
         following = int(alone[0][len(ids) - 1][0])
-        again = go_on(c, [*ids, following])
-        assert cached(again) == out["tokens"]
-        *_, last = c.trace().values()
-        assert {position: row for position, (_, row) in last.items()} == {len(ids): alone[0][len(ids)][1]}
+
+        def next_row():
+            """Of a prompt that finds all that was saved: its one row."""
+            assert cached(go_on(c, [*ids, following])) == out["tokens"]
+            *_, last = c.trace().values()
+            return last
+
+        unsaved = next_row()
+        idle(c)
+        poolctl(c, "drop", "--all")
+        poolctl(c, "restore", path)
+        assert next_row() == unsaved
+        assert list(unsaved) == [len(ids)]
+        if not c.kinds_differ():  # the stream's row there was of a generated token
+            assert unsaved[len(ids)][1] == alone[0][len(ids)][1]
 
 
 def test_saves_while_it_goes_on(slow_model):

@@ -166,7 +166,7 @@ static int cuda_open(const struct backend_want *want, struct why *why, struct ba
 }
 
 /* Prompts' rows by halves (halves.cu): another arithmetic, whose K/V no other device can go on
- * with. */
+ * with. What stories may hold equal follows from its name: KINDS_DIFFER in tests/integration. */
 static const char *cuda_arithmetic(const struct backend *b)
 {
     return b->products.halves && !b->want.float32 ? "cuda-5" : "cuda-4";
