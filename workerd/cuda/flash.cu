@@ -290,7 +290,10 @@ template <class KV, int H> struct few_sums {
 
 /* ---- what the blocks made of a row ---- */
 
-enum { JOIN_PARTS = 64 }; /* at once: two a lane of a warp */
+enum {
+    JOIN_PARTS = 64, /* whose factors are made at once: two a lane of a warp */
+    JOIN_ASKED = 32, /* whose values are on their way */
+};
 
 /* What is joined is multiplied with: the sums so far, the new ones. */
 struct join_factors {
@@ -342,63 +345,56 @@ __device__ __forceinline__ void factors_make(join_shared *s, int lane, const flo
     s->stretch[lane / n] = make_float2(t.old, t.fresh);
 }
 
-__device__ __forceinline__ float4 scaled_sum(float4 x, float old, float4 y, float fresh)
-{
-    return make_float4(fmaf(x.x, old, y.x * fresh), fmaf(x.y, old, y.y * fresh),
-                       fmaf(x.z, old, y.z * fresh), fmaf(x.w, old, y.w * fresh));
-}
-
-/* A stretch's worth of what is to be joined, asked for before it is needed. */
+/* What is to be joined of one value, asked for before it is needed. */
 struct join_values {
-    float4 v[STRETCH];
+    float v[JOIN_ASKED];
 
     __device__ __forceinline__ void ask(const float *from, uint32_t n, uint32_t hd)
     {
 #pragma unroll
-        for (uint32_t e = 0; e < STRETCH; e++)
-            if (e < n) v[e] = __ldcg((const float4 *)(from + (uint64_t)e * hd));
+        for (uint32_t e = 0; e < JOIN_ASKED; e++)
+            if (e < n) v[e] = __ldcg(from + (uint64_t)e * hd);
     }
 };
 
-/* What a warp has of a head: a lane four of 128 values. */
+/* Of a head, and of one of its values. */
 struct head_sums {
-    float sum;
-    float4 o;
+    float sum, o;
 
     /* Of n parts, each in turn, those of a stretch by themselves. */
     __device__ __forceinline__ void add(const join_shared *s, uint32_t first, uint32_t n,
                                         uint32_t per, const join_values &x)
     {
-        float part_sum = 0;
-        float4 p = make_float4(0, 0, 0, 0);
+        float part_sum = 0, p = 0;
 #pragma unroll
-        for (uint32_t e = 0; e < STRETCH; e++) {
+        for (uint32_t e = 0; e < JOIN_ASKED; e++) {
             if (e >= n) break;
             const join_factors f = s->part[first + e];
             part_sum = fmaf(part_sum, f.old, f.sum);
-            p = scaled_sum(p, f.old, x.v[e], f.fresh);
-            if (per > 1 && e + 1 < min(n, (uint32_t)STRETCH)) continue;
+            p = fmaf(p, f.old, x.v[e] * f.fresh);
+            if (per > 1 && e % STRETCH + 1 < STRETCH && e + 1 < n) continue;
             const float2 t = s->stretch[(first + e) / per];
             sum = fmaf(sum, t.x, part_sum * t.y);
-            o = scaled_sum(o, t.x, p, t.y);
-            part_sum = 0;
-            p = make_float4(0, 0, 0, 0);
+            o = fmaf(o, t.x, p * t.y);
+            part_sum = p = 0;
         }
     }
 };
 
-/* A warp joins a head's parts in order. d: the first of this lane's values. */
+/* A warp joins a head's parts in order. d: this lane's value. */
 __device__ __forceinline__ void head_join(const cuda_attend &a, join_shared *s, uint32_t row,
                                           uint32_t head, uint64_t at, uint32_t n, uint32_t d)
 {
     const uint32_t per = STRETCH / a.together, hd = a.kv.head_dim, lane = threadIdx.x % WARP;
     const bool there = d < hd;
     const float *values = a.o + at * hd + (there ? d : 0);
-    head_sums sums = {0, make_float4(0, 0, 0, 0)};
+    head_sums sums = {0, 0};
     join_values now, next;
     now.ask(values, n, hd);
     if (lane == 0) s->most = -CUDART_INF_F;
-    for (uint32_t i = 0; i < n; i += STRETCH) {
+    for (uint32_t i = 0; i < n; i += JOIN_ASKED) {
+        if (i + JOIN_ASKED < n)
+            next.ask(values + (uint64_t)(i + JOIN_ASKED) * hd, n - i - JOIN_ASKED, hd);
         if (i % JOIN_PARTS == 0) {
             float2 ml[2];
 #pragma unroll
@@ -411,31 +407,29 @@ __device__ __forceinline__ void head_join(const cuda_attend &a, join_shared *s, 
             factors_make(s, (int)lane, ml, (int)per, a.scale * LOG2_E);
             __syncwarp();
         }
-        if (i + STRETCH < n) next.ask(values + (uint64_t)(i + STRETCH) * hd, n - i - STRETCH, hd);
         sums.add(s, i % JOIN_PARTS, n - i, per, now);
         now = next;
     }
-    const float sum = sums.sum;
-    const float4 o = make_float4(__fdiv_rn(sums.o.x, sum), __fdiv_rn(sums.o.y, sum),
-                                 __fdiv_rn(sums.o.z, sum), __fdiv_rn(sums.o.w, sum));
-    if (there) *(float4 *)(a.y.f + (uint64_t)row * a.y.width + head * hd + d) = o;
-    if (a.quantise) quantise_quads(o, there, head * hd + d, row_codes(a.y, row));
+    const float o = __fdiv_rn(sums.o, sums.sum);
+    if (there) a.y.f[(uint64_t)row * a.y.width + head * hd + d] = o;
+    if (a.quantise) quantise_block(o, lane, row_codes(a.y, row), (head * hd + d) / CUDA_BLOCK);
 }
 
-/* A warp a head. */
+/* A warp 32 values of a head: of a long conversation there are many parts, so the more warps ask
+ * for them, and the further ahead, the better. */
 __global__ void __launch_bounds__(FEW_THREADS) flash_join(const cuda_attend a)
 {
     __shared__ join_shared s[FEW_THREADS / WARP];
     dependency_release();
-    const uint32_t warp = threadIdx.x / WARP, head = blockIdx.x * (FEW_THREADS / WARP) + warp;
+    const uint32_t warp = threadIdx.x / WARP, each = (a.kv.head_dim + WARP - 1) / WARP;
+    const uint32_t unit = blockIdx.x * (FEW_THREADS / WARP) + warp, head = unit / each;
     const uint32_t row = a.listed ? a.listed[a.first_row + blockIdx.y] : a.first_row + blockIdx.y;
     const uint32_t n = a.kv.rows[row].pos / (CELLS * a.together) + 1; /* no kernel writes these */
     dependency_wait();
     if (head >= a.kv.n_heads) return;
     const uint64_t at = (uint64_t)blockIdx.y * a.kv.n_heads + head;
-    for (uint32_t d = 0; d < a.kv.head_dim; d += 4 * WARP)
-        head_join(a, &s[warp], row, head, at * (a.n_splits / a.together), n,
-                  d + threadIdx.x % WARP * 4);
+    head_join(a, &s[warp], row, head, at * (a.n_splits / a.together), n,
+              unit % each * WARP + threadIdx.x % WARP);
 }
 
 template <class KV, int H>
@@ -530,8 +524,9 @@ extern "C" cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_atten
                     : a->kv.head_dim <= 128 ? launch_dim<128>(s, a)
                                             : launch_dim<256>(s, a);
     const uint32_t warps = FEW_THREADS / WARP;
+    const uint32_t units = a->kv.n_heads * ((a->kv.head_dim + WARP - 1) / WARP);
     if (e) return e;
-    return launch(s, a->dependent, flash_join, dim3((a->kv.n_heads + warps - 1) / warps, a->n_rows),
+    return launch(s, a->dependent, flash_join, dim3((units + warps - 1) / warps, a->n_rows),
                   FEW_THREADS, 0, *a);
 }
 

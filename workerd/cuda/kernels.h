@@ -223,7 +223,7 @@ struct cuda_turn { /* cos and sin of the rows' positions */
 struct cuda_pick {
     struct cuda_rows x, y;
     const uint32_t *rows;
-    uint32_t n_rows;
+    uint32_t n_rows, dependent;
 };
 
 struct cuda_argmax {

@@ -333,6 +333,7 @@ void cuda_pick(struct backend *b, struct backend_buffer *y, const struct backend
     a->y = y->rows;
     a->rows = b->picks;
     a->n_rows = n;
+    a->dependent = dependent(b);
     cuda_written(y, n, n);
 }
 

@@ -124,9 +124,12 @@ __global__ void __launch_bounds__(ROW_THREADS) lookup(const cuda_lookup a)
     else if (id == CUDA_TOKEN_LATE)
         id = *(const volatile uint32_t *)(a.late + blockIdx.x);
     uint64_t token = min(id, a.n_out - 1);
-    const uint8_t *row = (const uint8_t *)a.table + token * row_bytes(a.type, a.y.width);
+    const uint8_t *__restrict__ row =
+        (const uint8_t *)a.table + token * row_bytes(a.type, a.y.width);
+    float *__restrict__ y = a.y.f + (uint64_t)blockIdx.x * a.y.width;
+#pragma unroll 8
     for (uint32_t i = threadIdx.x; i < a.y.width; i += ROW_THREADS)
-        a.y.f[(uint64_t)blockIdx.x * a.y.width + i] = value_of(a.type, row, i);
+        y[i] = value_of(a.type, row, i);
 }
 
 /* The piece of block b of output `row`. */
@@ -211,9 +214,14 @@ __global__ void __launch_bounds__(ROW_THREADS) turn(const cuda_turn a)
 
 __global__ void __launch_bounds__(ROW_THREADS) pick(const cuda_pick a)
 {
-    const float *from = a.x.f + (uint64_t)a.rows[blockIdx.x] * a.x.width;
-    for (uint32_t i = threadIdx.x; i < a.x.width; i += ROW_THREADS)
-        a.y.f[(uint64_t)blockIdx.x * a.x.width + i] = from[i];
+    const uint32_t n4 = a.x.width / 4;
+    dependency_release();
+    const float4 *__restrict__ x = (const float4 *)a.x.f + (uint64_t)a.rows[blockIdx.x] * n4;
+    float4 *__restrict__ y = (float4 *)a.y.f + (uint64_t)blockIdx.x * n4;
+    dependency_wait();
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < n4; i += ROW_THREADS)
+        y[i] = x[i];
 }
 
 extern "C" cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *a)
@@ -225,7 +233,7 @@ extern "C" cudaError_t cuda_launch_turn(cudaStream_t s, const struct cuda_turn *
 
 extern "C" cudaError_t cuda_launch_pick(cudaStream_t s, const struct cuda_pick *a)
 {
-    return launch(s, false, pick, a->n_rows, ROW_THREADS, 0, *a);
+    return launch(s, a->dependent, pick, a->n_rows, ROW_THREADS, 0, *a);
 }
 
 /* ---- from card to card ---- */

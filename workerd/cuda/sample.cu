@@ -17,6 +17,7 @@
 #include "workerd/cuda/sample.cuh"
 
 enum { PART_THREADS = 256, BINS_A_THREAD = CUDA_BINS / PART_THREADS, ROW_THREADS = 1024 };
+enum { AHEAD = 16 }; /* logits that a thread asks for at once */
 
 /* ---- the largest ---- */
 
@@ -28,14 +29,22 @@ __device__ cuda_extreme block_extreme(const float *logits, uint32_t n, uint32_t 
     best b = {0, UINT32_MAX};
     uint32_t number = UINT32_MAX;
     int nan = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-        float v = logits[i];
-        if (isnan(v)) {
-            nan = 1;
-            continue;
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x * AHEAD) {
+        float v[AHEAD];
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++)
+            v[k] = i + k * blockDim.x < n ? logits[i + k * blockDim.x] : 0;
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++) {
+            const uint32_t at = i + k * blockDim.x;
+            if (at >= n) break;
+            if (isnan(v[k])) {
+                nan = 1;
+                continue;
+            }
+            number = min(number, first + at);
+            b = better(b, best{v[k], first + at});
         }
-        number = min(number, first + i);
-        b = better(b, best{v, first + i});
     }
     b = warp_best(b);
     number = __reduce_min_sync(~0u, number);
