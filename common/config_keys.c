@@ -81,8 +81,8 @@ const struct config_key config_keys[] = {
     U32(worker, piece, 0, 4096, "0",
         "Prompt tokens of a window at most; 0: 512 on a GPU, 256 on a CPU."),
     U32(worker, prompt_share, 1, 100, "100",
-        "Percent of a window's time that a piece of a prompt may take while others are answered; "
-        "100: no limit but worker.piece."),
+        "Percent of the time that prompts may take while others are answered; 100: no limit but "
+        "worker.piece."),
     CHOICE(worker, precision, "int8|float32", NULL, "int8",
            "Activations of the matrix products; float32 is the slow reference."),
     CHOICE(worker, variant, "auto|avx512|avx2|plain", NULL, "auto",

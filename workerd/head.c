@@ -331,6 +331,7 @@ int head_new(const struct head_setup *setup, struct why *why, struct head **ret)
     h->ring = -1;
     h->ops = (struct ops){.client = setup->pool_client, .pipeline = setup->pipeline};
     h->share.percent = setup->prompt_share;
+    h->share.least = setup->piece_least;
     h->lanes = xcalloc(setup->n_lanes, sizeof(*h->lanes));
     h->plan = xcalloc(setup->n_lanes, sizeof(*h->plan));
     int r =

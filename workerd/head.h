@@ -24,6 +24,7 @@ struct head_setup {
     uint64_t self;        /* this process's incarnation */
     uint32_t pipeline, n_lanes, piece;
     uint32_t prompt_share; /* worker.prompt_share */
+    uint32_t piece_least;  /* rows of a prompt below which a piece takes hardly less */
     bool reserve_all;      /* pool.admission = full */
     uint32_t default_tokens;
     bool trace_all;    /* logits of every row are wanted */

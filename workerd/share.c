@@ -7,29 +7,46 @@
 #include "common/base.h"
 
 enum {
-    ROWS_LEAST = 16, /* a multiple of every backend's tile: fewer would cost as much */
+    ROWS_UNIT = 16, /* a multiple of every backend's tile: fewer would cost as much */
     ROWS_FIRST = 32,
     PIECES_MAX = 32, /* then a window without one is measured again: 1 % of the time */
+    PAUSE_MAX = 32,  /* windows between pieces: however much they take, a prompt is read */
 };
+
+static double allowed_us(const struct share *s)
+{
+    return s->alone_us * s->percent / (100 - s->percent);
+}
+
+static uint32_t least(const struct share *s) { return max_u32(s->least, ROWS_UNIT); }
 
 uint32_t share_piece(const struct share *s, bool others, uint32_t piece)
 {
     if (!others || s->percent >= 100) return piece;
     if (s->alone_us == 0 || s->n_pieces >= PIECES_MAX) return 0;
-    uint32_t rows = s->rows == 0 ? ROWS_FIRST : (uint32_t)s->rows / ROWS_LEAST * ROWS_LEAST;
-    return min_u32(rows, piece);
+    /* A little over what is allowed, as measured, is no reason for a pause. */
+    if (s->credit_us < -allowed_us(s) / 2) return 0;
+    uint32_t rows = s->rows == 0 ? ROWS_FIRST : (uint32_t)s->rows / ROWS_UNIT * ROWS_UNIT;
+    return min_u32(max_u32(rows, least(s)), piece);
 }
 
 /* Half of the way to what would have been right: one late window must not decide. */
 static void follow(struct share *s, uint32_t n_prompt, double extra_us)
 {
-    double allowed_us = s->alone_us * s->percent / (100 - s->percent);
-    double right = extra_us > 0 ? n_prompt * allowed_us / extra_us : 2.0 * n_prompt;
+    double right = extra_us > 0 ? n_prompt * allowed_us(s) / extra_us : 2.0 * n_prompt;
     if (right > 2.0 * n_prompt) right = 2.0 * n_prompt;
     /* The end of a prompt is short of what was allowed, and says nothing for more. */
-    if (right > s->rows && n_prompt < (uint32_t)s->rows / ROWS_LEAST * ROWS_LEAST) return;
+    if (right > s->rows && n_prompt < (uint32_t)s->rows / ROWS_UNIT * ROWS_UNIT) return;
     s->rows = s->rows == 0 ? right : (s->rows + right) / 2;
-    if (s->rows < ROWS_LEAST) s->rows = ROWS_LEAST;
+    if (s->rows < least(s)) s->rows = least(s);
+}
+
+static void credit(struct share *s, double extra_us)
+{
+    double allowed = allowed_us(s), credit = s->credit_us + allowed - extra_us;
+    if (credit > allowed / 2) credit = allowed / 2; /* what was not used is gone */
+    if (credit < -allowed * PAUSE_MAX) credit = -allowed * PAUSE_MAX;
+    s->credit_us = credit;
 }
 
 void share_measured(struct share *s, uint32_t n_generated, uint32_t n_prompt, uint64_t us)
@@ -38,9 +55,12 @@ void share_measured(struct share *s, uint32_t n_generated, uint32_t n_prompt, ui
     if (n_prompt == 0) {
         s->alone_us = s->alone_us == 0 ? (double)us : (s->alone_us + (double)us) / 2;
         s->n_pieces = 0;
+        credit(s, 0);
         return;
     }
     if (s->alone_us == 0) return;
+    double extra_us = (double)us - (n_generated ? s->alone_us : 0);
     s->n_pieces++;
-    follow(s, n_prompt, (double)us - (n_generated ? s->alone_us : 0));
+    follow(s, n_prompt, extra_us);
+    if (n_generated) credit(s, extra_us);
 }

@@ -3,34 +3,29 @@
  * What a prompt's piece may take, held against a device whose times are known: windows take what a
  * formula says, and the pieces must come to the share that was asked for.
  */
+#include <math.h>
+
 #include "common/base.h"
 #include "tests/suite.h"
 #include "workerd/share.h"
 
 enum { PIECE = 512 };
 
-/* A window: 2,000 us for others, 300 for a piece, and so much a row. */
-static uint64_t window_us(uint32_t others, uint32_t n_prompt, double row_us)
+/* A window takes 2,000 us for others, a piece so much however short it is, and so much a row. Reads
+ * n tokens; returns the share of the time that pieces had, once it has settled, in percent. */
+static double read_prompt(struct share *s, uint32_t n, double piece_us, double row_us)
 {
-    double us = (others ? 2000 : 0) + (n_prompt ? 300 : 0) + n_prompt * row_us;
-    return (uint64_t)us;
-}
-
-/* Reads n tokens; returns the median-like share of the windows' time that pieces had, once it has
- * settled, in percent. */
-static double read_prompt(struct share *s, uint32_t n, double row_us)
-{
-    double piece_us = 0, all_us = 0;
+    double pieces_us = 0, all_us = 0;
     for (uint32_t left = n, i = 0; left; i++) {
         uint32_t rows = min_u32(share_piece(s, true, PIECE), left);
-        uint64_t us = window_us(1, rows, row_us);
-        share_measured(s, 1, rows, us);
+        double extra_us = rows ? piece_us + rows * row_us : 0;
+        share_measured(s, 1, rows, (uint64_t)(2000 + extra_us));
         left -= rows;
-        if (i < 40 || rows == 0) continue;
-        piece_us += (double)us - 2000;
-        all_us += (double)us;
+        if (i < 40) continue;
+        pieces_us += extra_us;
+        all_us += 2000 + extra_us;
     }
-    return 100 * piece_us / all_us;
+    return 100 * pieces_us / all_us;
 }
 
 START_TEST(no_limit)
@@ -72,21 +67,21 @@ static const struct {
 START_TEST(pieces_come_to_their_share)
 {
     struct share s = {.percent = cases[_i].percent};
-    double share = read_prompt(&s, 20000, cases[_i].row_us);
+    double share = read_prompt(&s, 20000, 300, cases[_i].row_us);
     /* Pieces are multiples of 16 rows, so they stay below by at most one. */
     double unit = 16 * cases[_i].row_us, allowed = 2000.0 * s.percent / (100 - s.percent);
     ck_assert_double_le(share, s.percent + 2);
-    ck_assert_double_ge(share, 100 * (allowed - unit) / (2000 + allowed - unit) - 2);
+    ck_assert_double_ge(share, 100 * (allowed - unit) / (2000 + allowed - unit) - 4);
 }
 END_TEST
 
 START_TEST(rows_that_cost_more_make_smaller_pieces)
 {
     struct share s = {.percent = 66};
-    (void)read_prompt(&s, 20000, 10);
+    (void)read_prompt(&s, 20000, 300, 10);
     uint32_t before = share_piece(&s, true, PIECE);
     share_measured(&s, 1, 0, 2000);
-    (void)read_prompt(&s, 20000, 40);
+    (void)read_prompt(&s, 20000, 300, 40);
     share_measured(&s, 1, 0, 2000);
     uint32_t after = share_piece(&s, true, PIECE);
     ck_assert_uint_lt(after, before / 2);
@@ -94,14 +89,34 @@ START_TEST(rows_that_cost_more_make_smaller_pieces)
 }
 END_TEST
 
-/* However slow it is, a prompt is read: 16 rows at a time. */
+/* On a device where a piece of few rows takes as long as one of many, windows without one keep the
+ * share: not ever smaller pieces, which would read nothing. */
+START_TEST(what_a_piece_takes_at_least_is_made_up_for)
+{
+    static const uint32_t percents[] = {20, 50, 66, 80};
+    for (size_t i = 0; i < ARRAY_LEN(percents); i++) {
+        struct share s = {.percent = percents[i], .least = 128};
+        double share = read_prompt(&s, 60000, 9000, 20);
+        ck_assert_double_le(fabs(share - percents[i]), 3);
+        ck_assert_double_ge(s.rows, 128);
+    }
+}
+END_TEST
+
+/* However slow it is, a prompt is read: 16 rows at a time, in one of 33 windows. */
 START_TEST(a_piece_has_its_least)
 {
     struct share s = {.percent = 1};
+    uint32_t pieces = 0;
     share_measured(&s, 1, 0, 10);
-    for (int i = 0; i < 30; i++)
-        share_measured(&s, 1, share_piece(&s, true, PIECE), 1000000);
-    ck_assert_uint_eq(share_piece(&s, true, PIECE), 16);
+    for (int i = 0; i < 3300; i++) {
+        uint32_t rows = share_piece(&s, true, PIECE);
+        if (i > 100 && rows) ck_assert_uint_eq(rows, 16);
+        share_measured(&s, 1, rows, rows ? 1000000 : 10);
+        pieces += rows > 0;
+    }
+    ck_assert_uint_ge(pieces, 100);
+    ck_assert_uint_le(pieces, 110);
 }
 END_TEST
 
@@ -112,6 +127,7 @@ int main(void)
     tcase_add_test(tests, first_a_window_without_a_piece_is_measured);
     tcase_add_loop_test(tests, pieces_come_to_their_share, 0, ARRAY_LEN(cases));
     tcase_add_test(tests, rows_that_cost_more_make_smaller_pieces);
+    tcase_add_test(tests, what_a_piece_takes_at_least_is_made_up_for);
     tcase_add_test(tests, a_piece_has_its_least);
     return suite_run("share", tests);
 }
