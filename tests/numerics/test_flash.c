@@ -231,6 +231,15 @@ START_TEST(rows_by_themselves_and_in_tiles)
     float *stretches = result(&b);
     check_same(&b, parts, stretches, "stretches");
     free(stretches);
+    for (uint32_t i = 0; i < ROWS; i++) { /* joined by more warps */
+        a = attend_of(&b, i % 2 ? 1 : CUDA_FLASH_STRETCH);
+        a.first_row = i;
+        a.n_rows = 1;
+        ok(cuda_launch_flash(NULL, &a));
+    }
+    float *alone = result(&b);
+    check_same(&b, parts, alone, "each by itself");
+    free(alone);
     if (b.s.head_dim <= CUDA_FLASH_DIM) check_tiles(&b, parts);
     free(parts);
     give_all();

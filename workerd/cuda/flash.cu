@@ -3,7 +3,7 @@
  * Attention of single token rows (flash.cuh). A block of four warps has one K/V head of a row, 16
  * query heads at most, and one part or the parts of a stretch: a warp makes the scores of 32 cells,
  * then a quarter of head_dim; K of the next part is on its way while V is multiplied, and V while K
- * is. `flash_join` joins what they made. Codes of 8 bits come into shared memory as they are and
+ * is. `join.cu` joins what they made. Codes of 8 bits come into shared memory as they are and
  * become halves on their way to the tensor cores, each once: more of them are under way, and
  * nothing is written twice.
  *
@@ -288,150 +288,6 @@ template <class KV, int H> struct few_sums {
     }
 };
 
-/* ---- what the blocks made of a row ---- */
-
-enum {
-    JOIN_PARTS = 64, /* whose factors are made at once: two a lane of a warp */
-    JOIN_ASKED = 32, /* whose values are on their way */
-};
-
-/* What is joined is multiplied with: the sums so far, the new ones. */
-struct join_factors {
-    float old, fresh, sum, pad_; /* sum: the part's, multiplied already */
-};
-struct join_shared {
-    join_factors part[JOIN_PARTS]; /* in its stretch */
-    float2 stretch[JOIN_PARTS];
-    float most; /* of all parts before */
-};
-
-/* The largest of the values of the lanes of a group of n up to this one. */
-__device__ __forceinline__ float most_upto(float v, int lane, int n)
-{
-    for (int o = 1; o < n; o *= 2) {
-        float before = __shfl_up_sync(~0u, v, o);
-        if (lane % n >= o) v = fmaxf(v, before);
-    }
-    return v;
-}
-
-/* joint's factors for all of them at once, since the largest of several does not depend on their
- * order. By a warp; ml: this lane's two parts; per: parts of a stretch. */
-__device__ __forceinline__ void factors_make(join_shared *s, int lane, const float2 ml[2], int per,
-                                             float scale)
-{
-    const int n = per == 1 ? 1 : per / 2; /* lanes of a stretch */
-    const float own = fmaxf(ml[0].x, ml[1].x);
-    __syncwarp();
-    const float all = most_upto(own, lane, WARP), in = most_upto(own, lane, n);
-    float before = __shfl_up_sync(~0u, all, 1), most = __shfl_up_sync(~0u, in, 1);
-    before = lane == 0 ? s->most : fmaxf(before, s->most);
-    if (lane % n == 0) most = -CUDART_INF_F;
-    __syncwarp();
-    if (lane == WARP - 1) s->most = fmaxf(all, s->most);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (per == 1) most = -CUDART_INF_F;
-        const joint j(most, ml[i].x, scale);
-        s->part[2 * lane + i] = {j.old, j.fresh, ml[i].y * j.fresh, 0};
-        if (per > 1) continue;
-        const joint t(before, ml[i].x, scale);
-        s->stretch[2 * lane + i] = make_float2(t.old, t.fresh);
-    }
-    /* What was before the stretch is with its first lane, its largest with its last. */
-    before = __shfl_sync(~0u, before, lane / n * n);
-    if (per == 1 || lane % n != n - 1) return;
-    const joint t(before, most, scale);
-    s->stretch[lane / n] = make_float2(t.old, t.fresh);
-}
-
-/* What is to be joined of one value, asked for before it is needed. */
-struct join_values {
-    float v[JOIN_ASKED];
-
-    __device__ __forceinline__ void ask(const float *from, uint32_t n, uint32_t hd)
-    {
-#pragma unroll
-        for (uint32_t e = 0; e < JOIN_ASKED; e++)
-            if (e < n) v[e] = __ldcg(from + (uint64_t)e * hd);
-    }
-};
-
-/* Of a head, and of one of its values. */
-struct head_sums {
-    float sum, o;
-
-    /* Of n parts, each in turn, those of a stretch by themselves. */
-    __device__ __forceinline__ void add(const join_shared *s, uint32_t first, uint32_t n,
-                                        uint32_t per, const join_values &x)
-    {
-        float part_sum = 0, p = 0;
-#pragma unroll
-        for (uint32_t e = 0; e < JOIN_ASKED; e++) {
-            if (e >= n) break;
-            const join_factors f = s->part[first + e];
-            part_sum = fmaf(part_sum, f.old, f.sum);
-            p = fmaf(p, f.old, x.v[e] * f.fresh);
-            if (per > 1 && e % STRETCH + 1 < STRETCH && e + 1 < n) continue;
-            const float2 t = s->stretch[(first + e) / per];
-            sum = fmaf(sum, t.x, part_sum * t.y);
-            o = fmaf(o, t.x, p * t.y);
-            part_sum = p = 0;
-        }
-    }
-};
-
-/* A warp joins a head's parts in order. d: this lane's value. */
-__device__ __forceinline__ void head_join(const cuda_attend &a, join_shared *s, uint32_t row,
-                                          uint32_t head, uint64_t at, uint32_t n, uint32_t d)
-{
-    const uint32_t per = STRETCH / a.together, hd = a.kv.head_dim, lane = threadIdx.x % WARP;
-    const bool there = d < hd;
-    const float *values = a.o + at * hd + (there ? d : 0);
-    head_sums sums = {0, 0};
-    join_values now, next;
-    now.ask(values, n, hd);
-    if (lane == 0) s->most = -CUDART_INF_F;
-    for (uint32_t i = 0; i < n; i += JOIN_ASKED) {
-        if (i + JOIN_ASKED < n)
-            next.ask(values + (uint64_t)(i + JOIN_ASKED) * hd, n - i - JOIN_ASKED, hd);
-        if (i % JOIN_PARTS == 0) {
-            float2 ml[2];
-#pragma unroll
-            for (uint32_t j = 0; j < 2; j++) {
-                const uint32_t e = i + 2 * lane + j;
-                ml[j] =
-                    e < n ? __ldcg((const float2 *)a.ml + at + e) : make_float2(-CUDART_INF_F, 0);
-            }
-            __syncwarp();
-            factors_make(s, (int)lane, ml, (int)per, a.scale * LOG2_E);
-            __syncwarp();
-        }
-        sums.add(s, i % JOIN_PARTS, n - i, per, now);
-        now = next;
-    }
-    const float o = __fdiv_rn(sums.o, sums.sum);
-    if (there) a.y.f[(uint64_t)row * a.y.width + head * hd + d] = o;
-    if (a.quantise) quantise_block(o, lane, row_codes(a.y, row), (head * hd + d) / CUDA_BLOCK);
-}
-
-/* A warp 32 values of a head: of a long conversation there are many parts, so the more warps ask
- * for them, and the further ahead, the better. */
-__global__ void __launch_bounds__(FEW_THREADS) flash_join(const cuda_attend a)
-{
-    __shared__ join_shared s[FEW_THREADS / WARP];
-    dependency_release();
-    const uint32_t warp = threadIdx.x / WARP, each = (a.kv.head_dim + WARP - 1) / WARP;
-    const uint32_t unit = blockIdx.x * (FEW_THREADS / WARP) + warp, head = unit / each;
-    const uint32_t row = a.listed ? a.listed[a.first_row + blockIdx.y] : a.first_row + blockIdx.y;
-    const uint32_t n = a.kv.rows[row].pos / (CELLS * a.together) + 1; /* no kernel writes these */
-    dependency_wait();
-    if (head >= a.kv.n_heads) return;
-    const uint64_t at = (uint64_t)blockIdx.y * a.kv.n_heads + head;
-    head_join(a, &s[warp], row, head, at * (a.n_splits / a.together), n,
-              unit % each * WARP + threadIdx.x % WARP);
-}
-
 template <class KV, int H>
 __global__ void __launch_bounds__(FEW_THREADS, KV::blocks) flash(const cuda_attend a)
 {
@@ -523,11 +379,8 @@ extern "C" cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_atten
     cudaError_t e = a->kv.head_dim <= 64    ? launch_dim<64>(s, a)
                     : a->kv.head_dim <= 128 ? launch_dim<128>(s, a)
                                             : launch_dim<256>(s, a);
-    const uint32_t warps = FEW_THREADS / WARP;
-    const uint32_t units = a->kv.n_heads * ((a->kv.head_dim + WARP - 1) / WARP);
     if (e) return e;
-    return launch(s, a->dependent, flash_join, dim3((units + warps - 1) / warps, a->n_rows),
-                  FEW_THREADS, 0, *a);
+    return cuda_launch_join(s, a);
 }
 
 template <class KV> static cudaError_t allow_parts()

@@ -285,6 +285,7 @@ cudaError_t cuda_launch_attend(cudaStream_t s, const struct cuda_attend *a);
  * CUDA_FLASH_ROWS / (query heads of a K/V head) rows. */
 cudaError_t cuda_launch_flash(cudaStream_t s, const struct cuda_attend *a);
 cudaError_t cuda_launch_flash_tiles(cudaStream_t s, const struct cuda_attend *a);
+cudaError_t cuda_launch_join(cudaStream_t s, const struct cuda_attend *a); /* of _flash */
 cudaError_t cuda_launch_keep(cudaStream_t s, const struct cuda_keep *a);
 cudaError_t cuda_launch_lookup(cudaStream_t s, const struct cuda_lookup *a);
 cudaError_t cuda_launch_carry(cudaStream_t s, const struct cuda_carry *a);
