@@ -208,9 +208,7 @@ piece_sum(const uint8_t *weights, uint64_t rows, bool first, uint64_t *before, i
             group_product_along<shape::SUMS>(acc, now[k], rows + (i + k) * 2, first && i + k == 0);
         group_commit();
         group_wait_but_one();
-        if (i > 0 || first) continue;
-        __syncwarp();
-        if (lane == 0) phase_arrive(before);
+        if (i == 0 && !first) phase_arrive(before);
     }
 }
 
@@ -298,7 +296,7 @@ __global__ void __launch_bounds__(G *GROUP_THREADS + FEEDERS, G == 1 ? 2 : 1)
     if (shared_address(r.at) % SWIZZLE_BYTES) __trap();
     if (threadIdx.x < shape::SLOTS) {
         phase_init(&r.full[threadIdx.x], FEEDERS + 1);
-        phase_init(&r.empty[threadIdx.x], G * GROUP_THREADS / WARP);
+        phase_init(&r.empty[threadIdx.x], G * GROUP_THREADS);
         phases_publish();
     }
     __syncthreads();

@@ -44,7 +44,7 @@ enum {
  * [outputs / 16][k / 64][bytes], padded with zeros to whole tiles and pieces. Of 4 bits they are
  * the fragments of mma.m16n8k32's A, where lane l has the outputs l / 4 and l / 4 + 8, and k
  * 4 (l % 4) to + 3, and the same from 16 on; of 8 bits the matrices of eight rows by 16 bytes that
- * ldmatrix makes fragments of, and wgmma reads as its A.
+ * ldmatrix makes fragments of.
  *   Q8_0  of each half of the outputs: codes [block][k half][output][16], then scales f16
  *         [output][block]
  *   Q4_0  codes [lane][block][output half][4]: low nibbles k 0-15, high nibbles k 16-31; scales
@@ -66,8 +66,8 @@ struct cuda_matrix {
 };
 
 /* Rows of activations: float32, and int8 codes in pieces of eight rows by 64 k,
- * [rows / 8][k / 64][CUDA_X_BYTES]: what ldmatrix makes fragments of mma's B of, and wgmma reads as
- * its B, in matrices of eight rows by 16 bytes:
+ * [rows / 8][k / 64][CUDA_X_BYTES]: matrices of eight rows by 16 bytes, which
+ * ldmatrix makes fragments of mma's B of:
  *   codes [block][k half][row][16], scales f32 [row / 2][block][row % 2], sums of the codes int32
  *   likewise
  * and halves of prompts' rows, counted from the window's first such row, where those have an
