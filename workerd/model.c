@@ -214,8 +214,8 @@ static int make_buffers(struct model *m, struct why *why)
 static void state_arithmetic(struct model *m)
 {
     (void)snprintf(m->facts.arithmetic, sizeof(m->facts.arithmetic), "%s %s kv-%s",
-                   m->ops->arithmetic(m->backend), m->want.precision == MODEL_FLOAT32 ? "float32" : "int8",
-                   kv_name(m->want.kv));
+                   m->ops->arithmetic(m->backend),
+                   m->want.precision == MODEL_FLOAT32 ? "float32" : "int8", kv_name(m->want.kv));
     (void)snprintf(m->facts.device, sizeof(m->facts.device), "%s", m->ops->device(m->backend));
     m->facts.weight_bytes = m->ops->weight_bytes(m->backend);
 }
