@@ -182,7 +182,8 @@ static struct op *begin_on_row(struct model *m, uint32_t row, enum op_kind kind)
     op->row = row;
     op->generation = r->generation;
     op->version = r->version;
-    op->last_window = pool_window(r->head->life, r->head->count);
+    /* As a head says it: 0 when its life has had no window yet, and those before are drained. */
+    op->last_window = r->head->count ? pool_window(r->head->life, r->head->count) : 0;
     op->crosses = r->busy;
     r->busy = true;
     return op;
