@@ -11,6 +11,7 @@
 
 #include "proto/kv_block.h"
 #include "tests/numerics/rig.h"
+#include "tests/suite.h"
 
 enum {
     IDS = 1100,     /* over four softmax segments of 256 cells, and over several chunks */
@@ -516,15 +517,8 @@ int main(int argc, char **argv)
     if (rig_device_missing()) return 77;
     bool is_demo = strcmp(folder, "demo") == 0;
     choose(is_demo ? demo : tinies, is_demo ? ARRAY_LEN(demo) : ARRAY_LEN(tinies));
-    Suite *s = suite_create("equal");
     TCase *t = tcase_create("rows");
     tcase_set_timeout(t, TIMEOUT_S);
     add_tests(t);
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    if (rig_device()) srunner_set_fork_status(r, CK_NOFORK); /* a device is lost by a fork */
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run_cases("equal", &t, 1, rig_device() != NULL);
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "tests/numerics/rig.h"
+#include "tests/suite.h"
 
 enum {
     LANES = RIG_LANES_MAX,
@@ -325,12 +326,5 @@ int main(int argc, char **argv)
     tcase_add_loop_test(tc, fed_windows_equal_windows_in_turn, 0, ARRAY_LEN(subjects));
     tcase_add_test(tc, who_needs_the_host_waits_for_the_window_before);
     tcase_add_test(tc, a_refused_window_is_no_failure_of_the_one_before);
-    Suite *s = suite_create("feed");
-    suite_add_tcase(s, tc);
-    SRunner *runner = srunner_create(s);
-    if (rig_device()) srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run_cases("feed", &tc, 1, rig_device() != NULL);
 }

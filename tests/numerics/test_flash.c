@@ -12,6 +12,7 @@
 #include "common/base.h"
 #include "proto/kv_block.h"
 #include "tests/numerics/device_memory.h"
+#include "tests/suite.h"
 #include "workerd/cuda/kernels.h"
 
 enum {
@@ -293,16 +294,9 @@ int main(void)
     if (cuda_product_prepare(&products) || cuda_flash_prepare(&dim_max) ||
         cuda_tiles_prepare(&tiles_best))
         return 1;
-    Suite *s = suite_create("flash");
     TCase *t = tcase_create("bits");
     tcase_set_timeout(t, 300);
     tcase_add_loop_test(t, rows_by_themselves_and_in_tiles, 0, ARRAY_LEN(subjects));
     tcase_add_loop_test(t, a_row_is_rounded_on_the_way, 0, ARRAY_LEN(subjects));
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_set_fork_status(r, CK_NOFORK); /* a device is lost by a fork */
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run_cases("flash", &t, 1, true);
 }

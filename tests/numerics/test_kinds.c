@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/numerics/rig.h"
+#include "tests/suite.h"
 
 enum {
     PROMPT = 150, /* over a block of token rows of any kernel, and over several chunks */
@@ -176,17 +177,10 @@ int main(int argc, char **argv)
 {
     folder = argc > 1 ? argv[1] : ".";
     if (rig_device_missing()) return 77;
-    Suite *s = suite_create("kinds");
     TCase *t = tcase_create("rows");
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, rows_that_are_computed_again_are_what_they_were, 0, ARRAY_LEN(files));
     tcase_add_loop_test(t, rows_of_both_kinds_do_not_disturb_each_other, 0, ARRAY_LEN(files));
     tcase_add_loop_test(t, kinds_differ_where_they_are_said_to, 0, ARRAY_LEN(files));
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    if (rig_device()) srunner_set_fork_status(r, CK_NOFORK); /* a device is lost by a fork */
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run_cases("kinds", &t, 1, rig_device() != NULL);
 }

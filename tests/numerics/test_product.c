@@ -12,6 +12,7 @@
 #include "common/base.h"
 #include "common/gguf.h"
 #include "tests/numerics/device_memory.h"
+#include "tests/suite.h"
 #include "workerd/cuda/kernels.h"
 
 enum { ROWS = 300, BLOCK = CUDA_BLOCK };
@@ -278,18 +279,11 @@ int main(void)
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) return 77;
     if (cuda_product_prepare(&ways)) return 1;
-    Suite *s = suite_create("product");
     TCase *t = tcase_create("bits");
     tcase_set_timeout(t, 300);
     tcase_add_loop_test(t, an_element_has_the_same_bits_by_every_kernel, 0, ARRAY_LEN(subjects));
     if (ways.halves)
         tcase_add_loop_test(t, a_prompts_element_has_the_same_bits_wherever_its_row_is, 0,
                             ARRAY_LEN(subjects));
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_set_fork_status(r, CK_NOFORK); /* a device is lost by a fork */
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run_cases("product", &t, 1, true);
 }

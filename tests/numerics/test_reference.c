@@ -11,6 +11,7 @@
 
 #include "proto/kv_block.h"
 #include "tests/numerics/rig.h"
+#include "tests/suite.h"
 
 enum {
     VOCAB = 49152,
@@ -300,17 +301,11 @@ static int run_tests(const char *name, struct rig_want want, void (*add)(TCase *
     want.max_rows = PIECE;
     want.max_lanes = 1;
     rig = rig_new(&want);
-    Suite *s = suite_create(name);
     TCase *t = tcase_create("reference");
     tcase_set_timeout(t, TIMEOUT_S);
     add(t, i);
-    suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
     /* One process: compute threads don't survive a fork, and loading once a run is enough. */
-    srunner_set_fork_status(r, CK_NOFORK);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
+    int failed = suite_run_cases(name, &t, 1, true);
     rig_free(rig);
     printf("%s: %.1f s\n", name, rig_seconds() - seconds);
     return failed;

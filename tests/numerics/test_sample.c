@@ -12,6 +12,7 @@
 
 #include "proto/kv_block.h"
 #include "tests/numerics/rig.h"
+#include "tests/suite.h"
 #include "workerd/backend.h"
 #ifdef CISTERN_CUDA
 #include "workerd/cuda/backend_cuda.h"
@@ -383,21 +384,13 @@ int main(int argc, char **argv)
 {
     is_short = argc > 1 && strcmp(argv[1], "short") == 0;
     if (rig_device_missing()) return 77;
-    Suite *s = suite_create("sample");
     TCase *rows = tcase_create("rows"), *windows = tcase_create("windows");
     TCase *all[] = {rows, windows}; /* CK_RUN_CASE runs one */
     int n = (int)ARRAY_LEN(vocabularies);
     tcase_add_loop_test(rows, every_row_has_the_hosts_bits, 0, is_short ? n - 2 : n);
     tcase_add_test(windows, windows_of_any_size);
     tcase_add_loop_test(windows, greedy_rows, 0, n);
-    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
         tcase_set_timeout(all[i], TIMEOUT_S);
-        suite_add_tcase(s, all[i]);
-    }
-    SRunner *r = srunner_create(s);
-    if (rig_device()) srunner_set_fork_status(r, CK_NOFORK); /* a device is lost by a fork */
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return suite_run_cases("sample", all, ARRAY_LEN(all), rig_device() != NULL);
 }

@@ -187,8 +187,8 @@ static int buffer_new(struct backend *b, uint32_t max_rows, uint32_t width,
     x->rows.squares = cuda_get(b, (uint64_t)max_rows * (k_pad / CUDA_BLOCK) * sizeof(float));
     if (!x->rows.f || !x->rows.q || !x->rows.squares) return -ENOMEM;
     if (b->products.halves) {
-        uint64_t tiles = (max_rows + CUDA_HALVES_ROWS - 1) / CUDA_HALVES_ROWS;
-        x->rows.h = cuda_get(b, tiles * CUDA_HALVES_ROWS * k_pad * sizeof(uint16_t));
+        uint64_t whole = round_up_u64(max_rows, CUDA_HALVES_ROWS);
+        x->rows.h = cuda_get(b, whole * k_pad * sizeof(uint16_t));
         if (!x->rows.h) return -ENOMEM;
     }
     if (width > b->row_values) {

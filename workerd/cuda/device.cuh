@@ -52,13 +52,19 @@ __device__ __forceinline__ void quantise_block(float v, uint32_t lane, const row
     if (lane == 0) to.scale_write(b, some ? __fdiv_rn(most, 127.0f) : 0.0f, sum);
 }
 
+/* Finite, whatever the values are: tensor cores multiply some of them by 0. */
+__device__ __forceinline__ void quad_halves(float4 v, __half2 h[2])
+{
+    const float most = 65504.0f;
+    h[0] = __floats2half2_rn(fminf(fmaxf(v.x, -most), most), fminf(fmaxf(v.y, -most), most));
+    h[1] = __floats2half2_rn(fminf(fmaxf(v.z, -most), most), fminf(fmaxf(v.w, -most), most));
+}
+
 /* Values i to i + 3 of a prompt's row, i a multiple of four (struct cuda_rows). */
 __device__ __forceinline__ void halves_write(const cuda_rows &x, uint32_t row, uint32_t i, float4 v)
 {
-    const float most = 65504.0f;
-    const __half2 h[2] = {
-        __floats2half2_rn(fminf(fmaxf(v.x, -most), most), fminf(fmaxf(v.y, -most), most)),
-        __floats2half2_rn(fminf(fmaxf(v.z, -most), most), fminf(fmaxf(v.w, -most), most))};
+    __half2 h[2];
+    quad_halves(v, h);
     const uint32_t in_tile = row % CUDA_HALVES_ROWS, sixteen = i % CUDA_PIECE / 16 * 2;
     const uint64_t piece =
         (uint64_t)(row / CUDA_HALVES_ROWS) * (x.k_pad / CUDA_PIECE) + i / CUDA_PIECE;

@@ -102,10 +102,8 @@ __device__ __forceinline__ void values_write(const cuda_kv &kv, uint8_t *to, flo
         *(float4 *)to = v;
         return;
     }
-    const float most = 65504.0f; /* finite: tensor cores multiply by 0 what is past a row's cell */
-    __half2 h[2] = {
-        __floats2half2_rn(fminf(fmaxf(v.x, -most), most), fminf(fmaxf(v.y, -most), most)),
-        __floats2half2_rn(fminf(fmaxf(v.z, -most), most), fminf(fmaxf(v.w, -most), most))};
+    __half2 h[2]; /* finite: what is past a row's cell is multiplied by 0 */
+    quad_halves(v, h);
     *(uint2 *)to = *(const uint2 *)h;
 }
 
