@@ -150,6 +150,23 @@ static bool has_ranges(const struct pool_header *h, const struct worker_facts *f
     return false;
 }
 
+/* The pool is another than this worker wants, which `what` says: one that nobody uses and that
+ * holds nothing begins anew. */
+static int pool_anew(struct daemon *d, const struct process *who, const char *what, struct why *why,
+                     Cistern__Code *ret_code)
+{
+    if (other_workers(d, who))
+        return why_set(why, -EINVAL, "%s; other workers use this pool: stop them first", what);
+    if (n_conversations(d) > 0)
+        return why_set(why, -EINVAL,
+                       "%s; %u conversations are cached: empty the pool with "
+                       "`poolctl drop --all` and start again",
+                       what, n_conversations(d));
+    log_info("%s; nothing is cached: the pool begins anew", what);
+    poolfiles_drop(d);
+    return poolfiles_make(d, who->owner, why, ret_code);
+}
+
 /* There is a pool that this worker fits, or there is none and one is made for it. */
 static int fit_pool(struct daemon *d, struct process *who, struct why *why, Cistern__Code *ret_code)
 {
@@ -174,17 +191,7 @@ static int fit_pool(struct daemon *d, struct process *who, struct why *why, Cist
         *ret_code = CISTERN__CODE__LAYOUT;
         same = false;
     }
-    if (same) return 0;
-    if (other_workers(d, who))
-        return why_set(why, -EINVAL, "%s; other workers use this pool: stop them first", what.text);
-    if (n_conversations(d) > 0)
-        return why_set(why, -EINVAL,
-                       "%s; %u conversations are cached: empty the pool with "
-                       "`poolctl drop --all` and start again",
-                       what.text, n_conversations(d));
-    log_info("%s; nothing is cached: the pool begins anew", what.text);
-    poolfiles_drop(d);
-    return poolfiles_make(d, f, why, ret_code);
+    return same ? 0 : pool_anew(d, who, what.text, why, ret_code);
 }
 
 /* Whom nothing was answered yet: each waits for memory or for a place. */
@@ -235,23 +242,24 @@ static bool holder_may_come(const struct daemon *d, uint32_t stage)
     return false;
 }
 
-static int fit_arena(struct daemon *d, struct process *who, struct why *why,
-                     Cistern__Code *ret_code)
+/* The arena of a stage has other layers, here or in what an earlier poold left: another split. */
+static int fit_layers(struct daemon *d, const struct process *who, struct why *why,
+                      Cistern__Code *ret_code)
 {
     const struct worker_facts *f = who->owner;
-    *ret_code = CISTERN__CODE__LAYOUT;
-    struct arena **arena = &d->arena[f->stage];
-    if (*arena) {
-        uint32_t first, n;
-        arena_layers(*arena, &first, &n);
-        if (first == f->first_layer && n == f->n_layers) return 0;
-        return why_set(why, -EINVAL, "stage %u: the pool has layers %u to %u, the worker %u to %u",
-                       f->stage, first, first + n - 1, f->first_layer,
-                       f->first_layer + f->n_layers - 1);
-    }
-    bool cuda = d->pool->seg->h->memory == POOL_MEMORY_CUDA;
-    const struct process *holder = cuda ? arena_holder(d, f->stage) : NULL;
-    if (cuda && !holder && holder_may_come(d, f->stage)) return -EAGAIN;
+    struct why what = {0};
+    uint32_t first, n;
+    if (!d->arena[f->stage]) return 0;
+    arena_layers(d->arena[f->stage], &first, &n);
+    if (first == f->first_layer && n == f->n_layers) return 0;
+    (void)why_set(&what, 0, "stage %u: the pool has layers %u to %u, the worker %u to %u", f->stage,
+                  first, first + n - 1, f->first_layer, f->first_layer + f->n_layers - 1);
+    return pool_anew(d, who, what.text, why, ret_code);
+}
+
+static int arena_begin(struct daemon *d, const struct worker_facts *f, const struct process *holder,
+                       struct why *why, bool *ret_fresh)
+{
     struct arena_want want = {
         .dir = d->config->pool.dir,
         .h = d->pool->seg->h,
@@ -264,14 +272,27 @@ static int fit_arena(struct daemon *d, struct process *who, struct why *why,
         .held = holder ? &holder->arena : NULL,
         .held_fd = holder ? holder->arena_fd : -1,
     };
-    bool fresh;
-    int r = arena_new(d->loop, &want, on_arena, d, why, arena, &fresh);
-    if (r == -EINVAL && n_conversations(d) == 0 && !other_workers(d, who)) {
-        poolfiles_drop(d); /* an unused pool of another split */
-        r = poolfiles_make(d, f, why, ret_code);
-        want.h = r == 0 ? d->pool->seg->h : NULL;
-        want.held = NULL;
-        if (r == 0) r = arena_new(d->loop, &want, on_arena, d, why, arena, &fresh);
+    return arena_new(d->loop, &want, on_arena, d, why, &d->arena[f->stage], ret_fresh);
+}
+
+static int fit_arena(struct daemon *d, struct process *who, struct why *why,
+                     Cistern__Code *ret_code)
+{
+    const struct worker_facts *f = who->owner;
+    *ret_code = CISTERN__CODE__LAYOUT;
+    int r = fit_layers(d, who, why, ret_code);
+    if (r < 0 || d->arena[f->stage]) return r;
+    bool cuda = d->pool->seg->h->memory == POOL_MEMORY_CUDA, fresh = false;
+    const struct process *holder = cuda ? arena_holder(d, f->stage) : NULL;
+    if (cuda && !holder && holder_may_come(d, f->stage)) return -EAGAIN;
+    struct why other = {0};
+    r = arena_begin(d, f, holder, &other, &fresh);
+    if (r ==
+        -EINVAL) { /* what an earlier poold left, or a worker handed back, is of another split */
+        r = pool_anew(d, who, other.text, why, ret_code);
+        if (r == 0) r = arena_begin(d, f, NULL, why, &fresh);
+    } else if (r < 0) {
+        *why = other;
     }
     if (r == 0 && fresh)
         poolfiles_empty_rows(d, cuda

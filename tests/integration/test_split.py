@@ -6,8 +6,11 @@ import os
 import pathlib
 import re
 
-from harness import Cistern, eventually
+import pytest
+
+from harness import Cistern, Died, eventually
 from test_equal import SMALL, solo_rows, words
+from test_poolctl import poolctl
 
 CHAT = (words(30, 4), {"max_tokens": 20, "temperature": 0})
 LAYERS = 4  # of the tiny model
@@ -74,3 +77,23 @@ def test_sigterm_while_another_measures_was_read_a_minute_later(tiny_model):
             c.start_worker(0, wait=False)
             eventually(lambda: is_open(c.workers[0], path), "the worker waits for the split")
             c.workers[0].stop()
+
+
+def test_another_split_was_refused_for_good_while_poold_ran(tiny_model):
+    """What the sentence asks for must help: the pool is emptied, then it takes the other split."""
+    with Cistern(tiny_model, 2, SMALL).start() as c:
+        c.chat(CHAT[0], **CHAT[1])
+        c.workers[0].stop()
+        c.settings["worker.layers"] = "0-0,1-3"
+        for sentence in ("other workers", "poolctl drop --all"):
+            with pytest.raises(Died, match=f"has layers 0 to 1, the worker 0 to 0; .*{sentence}"):
+                c.start_worker(0)
+            if c.workers[1].alive():
+                c.workers[1].stop()
+        poolctl(c, "drop", "--all")
+        for stage in range(2):
+            c.start_worker(stage)
+        c.wait_healthy()
+        c.chat(CHAT[0], **CHAT[1])
+        rows = list(c.trace().values())
+    assert rows[0] == rows[1]
