@@ -41,26 +41,27 @@ static void follow(struct share *s, uint32_t n_prompt, double extra_us)
     if (s->rows < least(s)) s->rows = least(s);
 }
 
-static void credit(struct share *s, double extra_us)
+static void credit(struct share *s, uint32_t n_windows, double extra_us)
 {
-    double allowed = allowed_us(s), credit = s->credit_us + allowed - extra_us;
+    double allowed = allowed_us(s), credit = s->credit_us + n_windows * allowed - extra_us;
     if (credit > allowed / 2) credit = allowed / 2; /* what was not used is gone */
     if (credit < -allowed * PAUSE_MAX) credit = -allowed * PAUSE_MAX;
     s->credit_us = credit;
 }
 
-void share_measured(struct share *s, uint32_t n_generated, uint32_t n_prompt, uint64_t us)
+void share_measured(struct share *s, const struct share_windows *w)
 {
+    double us = (double)w->us / w->n;
     if (s->percent >= 100) return;
-    if (n_prompt == 0) {
-        s->alone_us = s->alone_us == 0 ? (double)us : (s->alone_us + (double)us) / 2;
+    if (w->n_prompt == 0) {
+        s->alone_us = s->alone_us == 0 ? us : (s->alone_us + us) / 2;
         s->n_pieces = 0;
-        credit(s, 0);
+        credit(s, w->n, 0);
         return;
     }
     if (s->alone_us == 0) return;
-    double extra_us = (double)us - (n_generated ? s->alone_us : 0);
+    double extra_us = (double)w->us - (w->n_generated ? w->n * s->alone_us : 0);
     s->n_pieces++;
-    follow(s, n_prompt, extra_us);
-    if (n_generated) credit(s, extra_us);
+    follow(s, w->n_prompt, extra_us);
+    if (w->n_generated) credit(s, w->n, extra_us);
 }

@@ -28,7 +28,12 @@ struct share {
  * one is wanted, to be measured or to make up. */
 uint32_t share_piece(const struct share *s, bool others, uint32_t piece);
 
-/* A window of so many generated and prompt rows, read while others are answered or not, took us. */
-void share_measured(struct share *s, uint32_t n_generated, uint32_t n_prompt, uint64_t us);
+/* Windows that came back together: of several, nobody knows which took how long. */
+struct share_windows {
+    uint32_t n;                     /* at least 1 */
+    uint32_t n_generated, n_prompt; /* rows of all of them */
+    uint64_t us;                    /* that they took */
+};
+void share_measured(struct share *s, const struct share_windows *w);
 
 #endif

@@ -278,12 +278,18 @@ static void collect(struct head *h, uint64_t count)
     }
 }
 
-/* A window's time, as the pipeline gives them: from its posting, or from the one before it. */
-static void measure(struct head *h, uint64_t count, uint64_t now)
+/* Time of the next windows, as the pipeline gives them: from their posting, or from the one before.
+ * A head that is late finds several back each time. */
+static void measure(struct head *h, uint32_t back, uint64_t now)
 {
-    const struct flight *f = &h->flights[count % h->n_flights];
-    uint64_t since = max_u64(f->posted_us, h->back_us);
-    share_measured(&h->share, f->n_generated, f->n_prompt, now - since);
+    const struct flight *first = &h->flights[(h->done + 1) % h->n_flights];
+    struct share_windows w = {.n = back, .us = now - max_u64(first->posted_us, h->back_us)};
+    for (uint32_t i = 0; i < back; i++) {
+        const struct flight *f = &h->flights[(h->done + 1 + i) % h->n_flights];
+        w.n_generated += f->n_generated;
+        w.n_prompt += f->n_prompt;
+    }
+    share_measured(&h->share, &w);
 }
 
 void windows_collect(struct head *h)
@@ -294,7 +300,7 @@ void windows_collect(struct head *h)
         _exit(1);
     }
     uint64_t now = now_us();
-    if (back == 1) measure(h, h->done + 1, now); /* of several, nobody knows which took how long */
+    if (back) measure(h, back, now);
     if (back) h->back_us = now;
     for (; back; back--)
         collect(h, ++h->done);

@@ -11,6 +11,11 @@
 
 enum { PIECE = 512 };
 
+static void measured(struct share *s, uint32_t n_generated, uint32_t n_prompt, uint64_t us)
+{
+    share_measured(s, &(struct share_windows){1, n_generated, n_prompt, us});
+}
+
 /* A window takes 2,000 us for others, a piece so much however short it is, and so much a row. Reads
  * n tokens; returns the share of the time that pieces had, once it has settled, in percent. */
 static double read_prompt(struct share *s, uint32_t n, double piece_us, double row_us)
@@ -19,7 +24,7 @@ static double read_prompt(struct share *s, uint32_t n, double piece_us, double r
     for (uint32_t left = n, i = 0; left; i++) {
         uint32_t rows = min_u32(share_piece(s, true, PIECE), left);
         double extra_us = rows ? piece_us + rows * row_us : 0;
-        share_measured(s, 1, rows, (uint64_t)(2000 + extra_us));
+        measured(s, 1, rows, (uint64_t)(2000 + extra_us));
         left -= rows;
         if (i < 40) continue;
         pieces_us += extra_us;
@@ -31,7 +36,7 @@ static double read_prompt(struct share *s, uint32_t n, double piece_us, double r
 START_TEST(no_limit)
 {
     struct share s = {.percent = 100};
-    share_measured(&s, 1, 0, 2000);
+    measured(&s, 1, 0, 2000);
     ck_assert_uint_eq(share_piece(&s, true, PIECE), PIECE);
     s.percent = 50;
     ck_assert_uint_eq(share_piece(&s, false, PIECE), PIECE);
@@ -42,13 +47,13 @@ START_TEST(first_a_window_without_a_piece_is_measured)
 {
     struct share s = {.percent = 50};
     ck_assert_uint_eq(share_piece(&s, true, PIECE), 0);
-    share_measured(&s, 4, 500, 9000); /* of a piece that was posted before others were answered */
+    measured(&s, 4, 500, 9000); /* of a piece that was posted before others were answered */
     ck_assert_uint_eq(share_piece(&s, true, PIECE), 0);
-    share_measured(&s, 4, 0, 2000);
+    measured(&s, 4, 0, 2000);
     ck_assert_uint_eq(share_piece(&s, true, PIECE), 32);
     ck_assert_uint_eq(share_piece(&s, true, 8), 8);
     for (int i = 0; i < 32; i++)
-        share_measured(&s, 4, 32, 3000);
+        measured(&s, 4, 32, 3000);
     ck_assert_uint_eq(share_piece(&s, true, PIECE), 0);
 }
 END_TEST
@@ -80,9 +85,9 @@ START_TEST(rows_that_cost_more_make_smaller_pieces)
     struct share s = {.percent = 66};
     (void)read_prompt(&s, 20000, 300, 10);
     uint32_t before = share_piece(&s, true, PIECE);
-    share_measured(&s, 1, 0, 2000);
+    measured(&s, 1, 0, 2000);
     (void)read_prompt(&s, 20000, 300, 40);
-    share_measured(&s, 1, 0, 2000);
+    measured(&s, 1, 0, 2000);
     uint32_t after = share_piece(&s, true, PIECE);
     ck_assert_uint_lt(after, before / 2);
     ck_assert_uint_ge(after, 16);
@@ -103,16 +108,42 @@ START_TEST(what_a_piece_takes_at_least_is_made_up_for)
 }
 END_TEST
 
+/* A head that is late finds its windows back two by two, always: what each took it never learns,
+ * and a prompt was not read before the others ended. With a piece in one of the two, or in both. */
+START_TEST(windows_that_came_together_were_not_measured)
+{
+    struct share s = {.percent = 50};
+    double pieces_us = 0, all_us = 0;
+    uint32_t n_read = 0;
+    for (uint32_t i = 0; i < 2000; i++) {
+        struct share_windows w = {.n = 2, .n_generated = 2};
+        for (uint32_t k = 0; k < 2; k++)
+            if (k == 0 || _i == 1) w.n_prompt += share_piece(&s, true, PIECE);
+        double extra_us = w.n_prompt * 20;
+        w.us = (uint64_t)(4000 + extra_us);
+        share_measured(&s, &w);
+        n_read += w.n_prompt;
+        if (i < 40) continue;
+        pieces_us += extra_us;
+        all_us += (double)w.us;
+    }
+    ck_assert_uint_gt(n_read, 0);
+    ck_assert_double_le(100 * pieces_us / all_us, 52);
+    /* Where one of two may have a piece, what the other could have had is gone. */
+    ck_assert_double_ge(100 * pieces_us / all_us, _i == 1 ? 40 : 28);
+}
+END_TEST
+
 /* However slow it is, a prompt is read: 16 rows at a time, in one of 33 windows. */
 START_TEST(a_piece_has_its_least)
 {
     struct share s = {.percent = 1};
     uint32_t pieces = 0;
-    share_measured(&s, 1, 0, 10);
+    measured(&s, 1, 0, 10);
     for (int i = 0; i < 3300; i++) {
         uint32_t rows = share_piece(&s, true, PIECE);
         if (i > 100 && rows) ck_assert_uint_eq(rows, 16);
-        share_measured(&s, 1, rows, rows ? 1000000 : 10);
+        measured(&s, 1, rows, rows ? 1000000 : 10);
         pieces += rows > 0;
     }
     ck_assert_uint_ge(pieces, 100);
@@ -128,6 +159,7 @@ int main(void)
     tcase_add_loop_test(tests, pieces_come_to_their_share, 0, ARRAY_LEN(cases));
     tcase_add_test(tests, rows_that_cost_more_make_smaller_pieces);
     tcase_add_test(tests, what_a_piece_takes_at_least_is_made_up_for);
+    tcase_add_loop_test(tests, windows_that_came_together_were_not_measured, 0, 2);
     tcase_add_test(tests, a_piece_has_its_least);
     return suite_run("share", tests);
 }
