@@ -226,24 +226,16 @@ static cudaError_t launch_few(cudaStream_t s, const cuda_product *a)
 
 template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda_product *a)
 {
+    if (M == 1 && a->n_rows <= 8 && tiles_of(a, CUDA_TILE) <= a->deep_tiles)
+        return launch_few<PACK, 1, 1, true>(s, a);
     if (a->n_rows <= 8) return launch_few<PACK, M, 1, false>(s, a);
     if (a->n_rows <= 16) return launch_few<PACK, M, 2, false>(s, a);
     return launch_few<PACK, M, ROWS_MAX / 8, false>(s, a);
 }
 
-template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
-{
-    if (a->epilogue == CUDA_GATE) return by_rows<PACK, 2>(s, a);
-    if (a->n_rows <= 8 && tiles_of(a, CUDA_TILE) <= a->deep_tiles)
-        return launch_few<PACK, 1, 1, true>(s, a);
-    return by_rows<PACK, 1>(s, a);
-}
-
 extern "C" cudaError_t cuda_launch_few(cudaStream_t s, const struct cuda_product *a)
 {
-    if (a->pack == CUDA_Q4_0) return by_matrices<CUDA_Q4_0>(s, a);
-    if (a->pack == CUDA_Q4_1) return by_matrices<CUDA_Q4_1>(s, a);
-    return by_matrices<CUDA_Q8_0>(s, a);
+    return products::of(a, [=](auto v) { return by_rows<v.pack, v.matrices>(s, a); });
 }
 
 template <int PACK, int M, int NT, bool DEEP> static cudaError_t allow()
@@ -251,17 +243,12 @@ template <int PACK, int M, int NT, bool DEEP> static cudaError_t allow()
     return allow_shared(few<PACK, M, NT, DEEP>, shared_bytes<PACK, M, NT, DEEP>());
 }
 
-template <int PACK, int M> static cudaError_t allow_rows()
+template <int PACK, int M> static cudaError_t allow_rows(bool deep)
 {
     cudaError_t e = allow<PACK, M, 1, false>();
     if (!e) e = allow<PACK, M, 2, false>();
-    return e ? e : allow<PACK, M, ROWS_MAX / 8, false>();
-}
-
-template <int PACK> static cudaError_t allow_matrices()
-{
-    cudaError_t e = allow_rows<PACK, 1>();
-    return e ? e : allow_rows<PACK, 2>();
+    if (!e) e = allow<PACK, M, ROWS_MAX / 8, false>();
+    return e || M > 1 || !deep ? e : allow<PACK, 1, 1, true>();
 }
 
 /* Whether a multiprocessor has room for a block with the longer ring and, beside it, one of the
@@ -278,13 +265,6 @@ static bool deep_fits(void)
 
 extern "C" cudaError_t cuda_few_prepare(bool *deep)
 {
-    cudaError_t e = allow_matrices<CUDA_Q4_0>();
-    if (!e) e = allow_matrices<CUDA_Q4_1>();
-    if (!e) e = allow_matrices<CUDA_Q8_0>();
-    if (e) return e;
     *deep = deep_fits();
-    if (*deep) e = allow<CUDA_Q4_0, 1, 1, true>();
-    if (*deep && !e) e = allow<CUDA_Q4_1, 1, 1, true>();
-    if (*deep && !e) e = allow<CUDA_Q8_0, 1, 1, true>();
-    return e;
+    return products::all([=](auto v) { return allow_rows<v.pack, v.matrices>(*deep); });
 }

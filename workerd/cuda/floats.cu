@@ -71,7 +71,7 @@ extern "C" cudaError_t cuda_launch_floats(cudaStream_t s, const struct cuda_prod
 
 extern "C" cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_product *a)
 {
-    if (a->pack == CUDA_F16 || a->pack == CUDA_F32) return cuda_launch_floats(s, a);
+    if (cuda_is_float(a->pack)) return cuda_launch_floats(s, a);
     if (a->halves) return cuda_launch_halves(s, a);
     return a->n_rows <= FEW_ROWS || !a->many ? cuda_launch_few(s, a) : cuda_launch_many(s, a);
 }

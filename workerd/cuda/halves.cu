@@ -349,16 +349,9 @@ template <int PACK, int M> static cudaError_t by_rows(cudaStream_t s, const cuda
                       : launch_halves<PACK, M, 1, MANY>(s, a);
 }
 
-template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
-{
-    return a->epilogue == CUDA_GATE ? by_rows<PACK, 2>(s, a) : by_rows<PACK, 1>(s, a);
-}
-
 extern "C" cudaError_t cuda_launch_halves(cudaStream_t s, const struct cuda_product *a)
 {
-    if (a->pack == CUDA_Q4_0) return by_matrices<CUDA_Q4_0>(s, a);
-    if (a->pack == CUDA_Q4_1) return by_matrices<CUDA_Q4_1>(s, a);
-    return by_matrices<CUDA_Q8_0>(s, a);
+    return products::of(a, [=](auto v) { return by_rows<v.pack, v.matrices>(s, a); });
 }
 
 template <int PACK, int M, int G, int N> static cudaError_t allow_shape()
@@ -375,21 +368,13 @@ template <int PACK, int M> static cudaError_t allow_rows()
     return e ? e : allow_shape<PACK, M, 4, MANY>();
 }
 
-template <int PACK> static cudaError_t allow()
-{
-    cudaError_t e = allow_rows<PACK, 1>();
-    return e ? e : allow_rows<PACK, 2>();
-}
-
 extern "C" bool cuda_halves_prepare(void)
 {
     cudaFuncAttributes of;
     cudaError_t e = cudaFuncGetAttributes(&of, halves<CUDA_Q8_0, 1, 4, MANY>);
     /* Of the code that was compiled: what the driver makes of older PTX is empty. */
     if (!e && of.ptxVersion != 90) return false;
-    if (!e) e = allow<CUDA_Q4_0>();
-    if (!e) e = allow<CUDA_Q4_1>();
-    if (!e) e = allow<CUDA_Q8_0>();
+    if (!e) e = products::all([](auto v) { return allow_rows<v.pack, v.matrices>(); });
     if (e) (void)cudaGetLastError();
     return e == cudaSuccess;
 }

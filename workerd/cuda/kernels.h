@@ -59,6 +59,15 @@ enum {
     CUDA_Q8_0_HALF = 512 + 32,
     CUDA_Q8_0_BYTES = 2 * CUDA_Q8_0_HALF
 };
+/* Of a piece. A macro, since kernels ask for it both as a constant and for a type that they are
+ * told. */
+#define CUDA_PIECE_BYTES(pack)                                                                     \
+    ((pack) == CUDA_Q8_0   ? CUDA_Q8_0_BYTES                                                       \
+     : (pack) == CUDA_Q4_1 ? CUDA_Q4_1_BYTES                                                       \
+                           : CUDA_Q4_0_BYTES)
+
+/* Multiplied as they are, with float32 values; the others as codes. */
+static inline bool cuda_is_float(uint32_t pack) { return pack == CUDA_F16 || pack == CUDA_F32; }
 
 struct cuda_matrix {
     const void *codes;
@@ -138,10 +147,9 @@ struct cuda_product {
 };
 
 struct cuda_norm {
-    struct cuda_rows x, y;
+    struct cuda_rows x, y; /* y's codes are of x w: struct cuda_product's scaled */
     const float *w;
     float eps;
-    uint32_t scaled; /* codes as of struct cuda_product */
     uint32_t halves; /* not codes, but y's halves; its first row is first_row */
     uint32_t floats; /* y's float32 values, too */
     uint32_t first_row, n_rows, dependent;

@@ -268,29 +268,15 @@ template <int PACK, int M> static cudaError_t launch_many(cudaStream_t s, const 
     return launch(s, a->dependent, many<PACK, M>, grid, THREADS, shared_bytes<PACK>(), *a);
 }
 
-template <int PACK> static cudaError_t by_matrices(cudaStream_t s, const cuda_product *a)
-{
-    return a->epilogue == CUDA_GATE ? launch_many<PACK, 2>(s, a) : launch_many<PACK, 1>(s, a);
-}
-
 extern "C" cudaError_t cuda_launch_many(cudaStream_t s, const struct cuda_product *a)
 {
-    if (a->pack == CUDA_Q4_0) return by_matrices<CUDA_Q4_0>(s, a);
-    if (a->pack == CUDA_Q4_1) return by_matrices<CUDA_Q4_1>(s, a);
-    return by_matrices<CUDA_Q8_0>(s, a);
-}
-
-template <int PACK> static cudaError_t allow()
-{
-    cudaError_t e = allow_shared(many<PACK, 1>, shared_bytes<PACK>());
-    return e ? e : allow_shared(many<PACK, 2>, shared_bytes<PACK>());
+    return products::of(a, [=](auto v) { return launch_many<v.pack, v.matrices>(s, a); });
 }
 
 extern "C" cudaError_t cuda_many_prepare(bool *there)
 {
-    cudaError_t e = allow<CUDA_Q4_0>();
-    if (!e) e = allow<CUDA_Q4_1>();
-    if (!e) e = allow<CUDA_Q8_0>();
+    cudaError_t e = products::all(
+        [](auto v) { return allow_shared(many<v.pack, v.matrices>, shared_bytes<v.pack>()); });
     *there = e == cudaSuccess;
     if (e == cudaErrorInvalidValue) { /* more than the card has */
         (void)cudaGetLastError();

@@ -108,12 +108,8 @@ static uint64_t matrix_bytes(enum cuda_pack pack, uint32_t n_out, uint32_t n_in)
         return 4 * (uint64_t)n_out * n_in;
     case CUDA_F16:
         return 2 * (uint64_t)n_out * n_in;
-    case CUDA_Q8_0:
-        return pieces * CUDA_Q8_0_BYTES;
-    case CUDA_Q4_1:
-        return pieces * CUDA_Q4_1_BYTES;
     default:
-        return pieces * CUDA_Q4_0_BYTES;
+        return pieces * CUDA_PIECE_BYTES(pack);
     }
 }
 
@@ -154,8 +150,7 @@ int cuda_weight(struct backend *b, enum weight_use use, const struct backend_ten
                   : cuda_upload_matrix(b, t, w);
     if (r == -ENOMEM) return cuda_refuse_memory(b, t->name, bytes, why);
     if (r < 0) return refuse_upload(t, r, why);
-    if (use == WEIGHT_MATRIX && (w->pack == CUDA_F16 || w->pack == CUDA_F32))
-        b->float_matrices = true;
+    if (use == WEIGHT_MATRIX && cuda_is_float(w->pack)) b->float_matrices = true;
     b->budget.weights += bytes;
     b->budget.buffers -= bytes;
     *ret = w;

@@ -84,16 +84,14 @@ void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
     b->now->store_to = host;
 }
 
-static struct cuda_norm *norm_add(struct backend *b, struct backend_buffer *y,
-                                  const struct cuda_rows *x, const float *w, uint32_t first_row,
-                                  uint32_t n_rows)
+static struct cuda_norm *norm_add(struct backend *b, const struct backend_buffer *y,
+                                  uint32_t first_row, uint32_t n_rows)
 {
     struct cuda_norm *a = &cuda_op_add(b, CUDA_OP_NORM)->norm;
-    a->x = *x;
+    a->x = y->norm_of;
     a->y = y->rows;
-    a->w = w;
+    a->w = y->norm_w;
     a->eps = b->want.eps;
-    a->scaled = true;
     a->first_row = first_row;
     a->n_rows = n_rows;
     a->dependent = dependent(b);
@@ -117,27 +115,21 @@ void cuda_rms_norm(struct backend *b, struct backend_buffer *y, const struct bac
         p->norm = w->m.codes;
         p->z = y->rows;
     } else if (x->n_plain > 0) {
-        norm_add(b, y, &x->rows, w->m.codes, 0, x->n_plain)->floats = y->floats;
+        norm_add(b, y, 0, x->n_plain)->floats = y->floats;
     }
-    if (x->n_plain < x->n_rows)
-        norm_add(b, y, &x->rows, w->m.codes, x->n_plain, x->n_rows - x->n_plain)->halves = true;
+    if (x->n_plain < x->n_rows) norm_add(b, y, x->n_plain, x->n_rows - x->n_plain)->halves = true;
     y->quantised = true;
     y->scaled = true;
     y->halved = true;
-}
-
-static bool is_float(const struct backend_weight *w)
-{
-    return w->pack == CUDA_F16 || w->pack == CUDA_F32;
 }
 
 /* What a matrix needs of x's rows and whoever wrote them didn't make: codes of plain rows and
  * halves of the others, or float32 values. */
 static void need(struct backend *b, struct backend_buffer *x, const struct backend_weight *w)
 {
-    if (is_float(w)) {
+    if (cuda_is_float(w->pack)) {
         if (x->floats) return;
-        norm_add(b, x, &x->norm_of, x->norm_w, 0, x->n_rows)->floats = true; /* the same codes */
+        norm_add(b, x, 0, x->n_rows)->floats = true; /* the same codes */
         x->floats = true;
         return;
     }
@@ -187,7 +179,7 @@ static void product_add(struct backend *b, struct cuda_product *p, struct backen
                         struct backend_buffer *x, const struct backend_weight *w)
 {
     need(b, x, w);
-    const uint32_t plain = is_float(w) ? x->n_rows : x->n_plain;
+    const uint32_t plain = cuda_is_float(w->pack) ? x->n_rows : x->n_plain;
     p->x = x->rows;
     p->y = y->rows;
     if (plain < x->n_rows) {
@@ -196,7 +188,7 @@ static void product_add(struct backend *b, struct cuda_product *p, struct backen
         a->first_row = plain;
         a->floats = b->float_matrices;
     }
-    p->scaled = x->scaled && !is_float(w);
+    p->scaled = x->scaled && !cuda_is_float(w->pack);
     if (plain > 0) (void)part_add(b, p, plain);
     cuda_written(y, x->n_rows, x->n_plain);
 }
@@ -310,7 +302,7 @@ void cuda_gate_up(struct backend *b, struct backend_buffer *h, struct backend_bu
         alone_add(b, CUDA_GATED, h, x, up);
     }
     h->quantised = true;
-    h->halved = !is_float(up);
+    h->halved = !cuda_is_float(up->pack);
     h->floats = h->n_plain == h->n_rows || b->float_matrices;
 }
 

@@ -23,9 +23,7 @@ __device__ __forceinline__ uint32_t range_begin(uint32_t n_pieces, uint32_t r)
 }
 
 template <int PACK> struct piece {
-    static const int bytes = PACK == CUDA_Q8_0   ? CUDA_Q8_0_BYTES
-                             : PACK == CUDA_Q4_1 ? CUDA_Q4_1_BYTES
-                                                 : CUDA_Q4_0_BYTES;
+    static const int bytes = CUDA_PIECE_BYTES(PACK);
 };
 
 /* A lane's part of 16 outputs by 64 k. [block][...][output half] */
@@ -130,5 +128,34 @@ __device__ __forceinline__ void block_add(const weights<PACK> &w, const codes<PA
         if (PACK == CUDA_Q4_1) acc[i] = fmaf(w.m[b][i / 2], x.sum[b][i % 2], acc[i]);
     }
 }
+
+/* ---- launching ---- */
+
+/* What a kernel is compiled for: weights of a type, and one matrix or the two of CUDA_GATE. */
+template <int PACK, int MATRICES> struct variant {
+    static const int pack = PACK, matrices = MATRICES;
+};
+
+template <int... PACKS> struct variants {
+    /* f of the product's variant. */
+    template <class F> static cudaError_t of(const cuda_product *a, F f)
+    {
+        const bool two = a->epilogue == CUDA_GATE;
+        cudaError_t e = cudaErrorInvalidValue;
+        ((e = a->pack != PACKS ? e : two ? f(variant<PACKS, 2>()) : f(variant<PACKS, 1>())), ...);
+        return e;
+    }
+    /* f of each, until one fails. */
+    template <class F> static cudaError_t all(F f)
+    {
+        cudaError_t e = cudaSuccess;
+        ((e = e ? e : f(variant<PACKS, 1>()), e = e ? e : f(variant<PACKS, 2>())), ...);
+        return e;
+    }
+};
+
+/* The types that are multiplied as codes. A new one has its place here, and its layout in
+ * kernels.h, above, and where weights are repacked (rows.cu, memory.c). */
+typedef variants<CUDA_Q4_0, CUDA_Q4_1, CUDA_Q8_0> products;
 
 #endif

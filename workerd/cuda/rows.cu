@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
         if (i < n4 && i % 8 == 0) squares[i / 8] = sum;
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; a.scaled && i < n4 / 8; i += NORM_THREADS)
+    for (uint32_t i = threadIdx.x; i < n4 / 8; i += NORM_THREADS)
         a.y.squares[(uint64_t)row * (n4 / 8) + i] = squares[i];
     const float scale = norm_scale(squares, a.x.width, a.eps);
     const row_codes codes(a.y, row);
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
                                     v.w * scale * by.w);
         if (there && a.floats) y[i] = normal;
         if (!a.halves)
-            quantise_quads(a.scaled ? quad_product(v, by) : normal, there, i * 4, codes);
+            quantise_quads(quad_product(v, by), there, i * 4, codes);
         else if (there)
             halves_write(a.y, blockIdx.x, i * 4, normal);
     }
@@ -136,9 +136,7 @@ __global__ void __launch_bounds__(ROW_THREADS) lookup(const cuda_lookup a)
 __device__ __forceinline__ uint64_t piece_at(const cuda_repack &a, uint32_t row, uint32_t b)
 {
     uint64_t n_pieces = (a.n_in + CUDA_PIECE - 1) / CUDA_PIECE;
-    return (row / 16 * n_pieces + b / 2) * (a.pack == CUDA_Q8_0   ? CUDA_Q8_0_BYTES
-                                            : a.pack == CUDA_Q4_1 ? CUDA_Q4_1_BYTES
-                                                                  : CUDA_Q4_0_BYTES);
+    return (row / 16 * n_pieces + b / 2) * CUDA_PIECE_BYTES(a.pack);
 }
 /* Where byte k of the block (of four bits: k and k + 16) lies there. */
 __device__ __forceinline__ uint32_t code_in_piece(const cuda_repack &a, uint32_t row, uint32_t b,
