@@ -342,6 +342,7 @@ void pipeline_judge(struct daemon *d)
     uint64_t now = now_us();
     bool late = now - d->tick_us > LATE_US;
     d->tick_us = now;
+    if (late) d->awaits_us = now;
     struct process *next;
     for (struct process *w = processes_first(d->processes); w; w = next) {
         next = w->next;

@@ -150,8 +150,8 @@ static void on_tick(void *arg)
 {
     struct daemon *d = arg;
     pipeline_judge(d);
-    uint64_t age = now_us() - d->started_us;
-    if (!d->adopted_judged && age > d->config->pool.attach_ms * UINT64_C(1000)) {
+    uint64_t waited = now_us() - d->awaits_us;
+    if (!d->adopted_judged && waited > d->config->pool.attach_ms * UINT64_C(1000)) {
         d->adopted_judged = true;
         processes_end_absent(d->processes);
     }
@@ -253,6 +253,7 @@ int daemon_run(const struct config *config, struct why *why)
     if (r == 0) {
         log_info("ready in %s", config->run.dir);
         (void)sd_notify(0, "READY=1");
+        d.awaits_us = now_us();
         operations_retry(&d);
         r = loop_run(d.loop);
         (void)sd_notify(0, "STOPPING=1");
