@@ -253,9 +253,12 @@ def test_other_errors_have_its_shape(c):
 def test_cancel(c, client):
     messages = [{"role": "user", "content": words(30, 77)}]
     fields = {**FIELDS, "max_tokens": 1500}
-    with client.messages.stream(messages=messages, **fields) as stream:
+    manager = client.messages.stream(messages=messages, **fields)
+    stream = c.begin(manager.__enter__)
+    with c.without_room():
         next(iter(stream.text_stream))
         assert c.pool().rows(ACTIVE)
+        manager.__exit__(None, None, None)
     eventually(lambda: not c.pool().rows(ACTIVE), "the lane is free")
 
 

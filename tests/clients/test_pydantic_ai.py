@@ -2,6 +2,7 @@
 """Agents through pydantic-ai, on chat completions and on responses."""
 import asyncio
 
+import openai
 import pytest
 from busy import KEY, refused_then_answered
 from harness import eventually
@@ -18,7 +19,9 @@ MODELS = [
 
 
 def make_agent(c, model, key="none", **settings):
-    provider = OpenAIProvider(base_url=f"http://127.0.0.1:{c.port}/v1", api_key=key)
+    url = f"http://127.0.0.1:{c.port}/v1"
+    client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=10)
+    provider = OpenAIProvider(openai_client=client)
     return Agent(
         model("demo", provider=provider),
         instructions="Be brief.",

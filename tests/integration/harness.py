@@ -7,6 +7,7 @@ Where only looking tells (a death's consequences in another process), eventually
 A process that ends by SIGTERM must end with 0, and no log may hold a sanitizer's report. With
 CISTERN_DEVICE=cuda all stages compute on the first card, or stage i on card i of CISTERN_CARDS.
 """
+import contextlib
 import ctypes
 import fcntl
 import http.client
@@ -36,6 +37,7 @@ ANSWER_S = 180
 KINDS_DIFFER = {"cuda-5"}  # where prompts' rows have an arithmetic of their own (cuda.c)
 CARDS = int(os.environ.get("CISTERN_CARDS", "1")) if os.environ.get("CISTERN_DEVICE") == "cuda" else 0
 PR_SET_PDEATHSIG = 1
+POOLD_LOCKS = "poold.lock", "pool/poold.lock", "run/poold.lock"
 ENDS = {"0", "2"}  # tokens that end an answer, of the tiny models and of the demo model
 UCRED = struct.Struct("3i")
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -43,32 +45,46 @@ SANITIZER = re.compile(r"AddressSanitizer|LeakSanitizer|UndefinedBehaviorSanitiz
 numbers = itertools.count()
 
 
-def is_held(lock):
-    """Whether a living poold has it; a folder whose owner cannot be seen from here may have one."""
+def is_held(path):
+    """Whether somebody who lives has locked it: a folder's owner may not be seen from here."""
+    fd = -1
     try:
-        with open(lock) as f:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fd = os.open(path, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False
     except FileNotFoundError:
         return False
     except OSError:
         return True
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
-def remove_leftovers():
-    """Folders of tests that were killed: the process whose number is in the name is not there."""
-    for base in (pathlib.Path("/dev/shm"), pathlib.Path(tempfile.gettempdir())):
+def remove_leftovers(*bases):
+    """Folders of tests that were killed: the process whose number is in the name is not there, nor is one
+    that is not seen from here (is_held)."""
+    for base in map(pathlib.Path, bases or ("/dev/shm", tempfile.gettempdir())):
         for folder in (*base.glob("cistern-test-*"), *base.glob("cistern-pool-*")):
             owner = re.search(r"-(\d+)-", folder.name)
             if not owner or not folder.is_dir() or os.path.exists(f"/proc/{owner[1]}"):
                 continue
-            if not any(is_held(folder / at) for at in ("poold.lock", "pool/poold.lock")):
+            if not any(map(is_held, (folder, *(folder / f for f in POOLD_LOCKS)))):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def device(stage):
     """What a stage computes on."""
     return f"cuda:{stage % CARDS}" if CARDS else "cpu"
+
+
+def stands_still(pid):
+    """Whether each thread of it is stopped, or dead."""
+    try:
+        stats = [(t / "stat").read_text() for t in pathlib.Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False  # a thread ended just now
+    return all(s.rpartition(")")[2].split()[0] in "TtZX" for s in stats)
 
 
 class Died(Exception):
@@ -146,13 +162,8 @@ class Process:
         self.wait_frozen()
 
     def wait_frozen(self):
-        tasks = pathlib.Path(f"/proc/{self.pid}/task")
-
-        def stands():
-            states = [(t / "stat").read_text().rpartition(")")[2].split()[0] for t in tasks.iterdir()]
-            return all(s in "Tt" for s in states)
-
-        eventually(stands, f"{self.name} stops")
+        """Also by having been killed meanwhile, as who stands still for too long is."""
+        eventually(lambda: stands_still(self.pid), f"{self.name} stops")
 
     def thaw(self):
         self.send(signal.SIGCONT)
@@ -198,6 +209,8 @@ class Cistern:
 
     def __init__(self, model, stages=2, settings=None):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"cistern-test-{os.getpid()}-"))
+        self.held = os.open(self.folder, os.O_RDONLY)
+        fcntl.flock(self.held, fcntl.LOCK_EX)
         self.memory = pathlib.Path(f"/dev/shm/cistern-test-{os.getpid()}-{next(numbers)}")
         self.stages = stages
         self.settings = {
@@ -208,6 +221,7 @@ class Cistern:
             "worker.stages": stages,
             "worker.threads": 1,
             "worker.device": ",".join(map(device, range(stages))),
+            "worker.stuck_ms": 600000,  # stories stop workers, for as long as a slow machine takes
             "gateway.port": 0,
         }
         self.settings.update(settings or {})
@@ -236,6 +250,7 @@ class Cistern:
                 if went_wrong:
                     print(f"---- {p.log.name}\n{p.text()[-3000:]}")
             self.notify.close()
+            os.close(self.held)
             shutil.rmtree(self.folder, ignore_errors=True)
             shutil.rmtree(self.memory, ignore_errors=True)
 
@@ -349,6 +364,39 @@ class Cistern:
     def stream(self, content, **fields):
         return Stream(self.connect(), chat_body(content, fields))
 
+    def begin(self, ask, *last):
+        """What ask() returns, when the conversation that it opens is open and goes no further: these
+        last stages, else this pipeline's, are stopped before."""
+        active = len(self.pool().rows(pool.ACTIVE))
+        for p in last or self.workers[-1:]:
+            p.freeze()
+        asked = ask()
+        eventually(lambda: len(self.pool().rows(pool.ACTIVE)) > active, "the conversation is open")
+        return asked
+
+    @contextlib.contextmanager
+    def without_room(self, *last):
+        """What begin() returned goes on meanwhile. However fast it is, it does not end: poold was stopped
+        after it had given room for the prompt and pool.grow chunks, and what is asked for is longer."""
+        self.poold.freeze()
+        for p in last or self.workers[-1:]:
+            p.thaw()
+        try:
+            yield
+        finally:
+            self.poold.thaw()
+
+    def half_way(self, content, n, *last, **fields):
+        """A stream of which so many pieces came, and which goes no further: the last stages are stopped."""
+        last = last or self.workers[-1:]
+        stream = self.begin(lambda: self.stream(content, **fields), *last)
+        with self.without_room(*last):
+            for _ in range(n):
+                next(stream)
+            for p in last:
+                p.freeze()
+        return stream
+
     def crowd(self, chats):
         """The streams of all (content, fields), answered at once, to their ends."""
         streams = [self.stream(content, **fields) for content, fields in chats]
@@ -381,12 +429,16 @@ class Cistern:
 
     # ---- traces and memory
 
+    def traced(self, path=None):
+        """The words of each line of a trace that is whole: the last one may be half written."""
+        text = pathlib.Path(path or self.settings["worker.trace"]).read_text()
+        return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
+
     def trace(self, path=None):
         """What worker.trace wrote: {request: {position: (token, hash of the row's logits)}}, in the
         order in which requests first appear. Rows behind the end of an answer are left out."""
         rows = {}
-        for line in pathlib.Path(path or self.settings["worker.trace"]).read_text().splitlines():
-            request, _row, position, token, value, _kind = line.split()
+        for request, _row, position, token, value, _kind in self.traced(path):
             rows.setdefault(request, {})[int(position)] = (token, value)
         for r in rows.values():
             last = max(r)
@@ -397,8 +449,7 @@ class Cistern:
     def kinds(self, path=None):
         """What each row was computed as: {request: {position: "p" or "g", "pg" when it was both}}."""
         rows = {}
-        for line in pathlib.Path(path or self.settings["worker.trace"]).read_text().splitlines():
-            request, _row, position, _token, _value, kind = line.split()
+        for request, _row, position, _token, _value, kind in self.traced(path):
             found = rows.setdefault(request, {})
             found[int(position)] = "".join(sorted({*found.get(int(position), ""), kind}))
         return rows

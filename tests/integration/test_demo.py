@@ -55,7 +55,7 @@ class Demo:
         raise AssertionError(f"it ended without saying {pattern}: {self.said}{self.popen.stderr.read()}")
 
     def end(self):
-        out, err = self.popen.communicate(timeout=120)
+        out, err = self.popen.communicate(timeout=300)
         return self.popen.returncode, self.said + out, err
 
     def children(self):

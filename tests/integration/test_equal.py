@@ -55,20 +55,28 @@ def same_request(rows, requests):
 
 
 class Crowd:
-    """Starts chats one after the other, each when the one before has its first token."""
+    """Starts chats one after the other, each when the one before has its first token; or all at once,
+    when the gateway has them all."""
 
     def __init__(self, cistern, chats, leaves):
         self.cistern, self.chats, self.leaves = cistern, chats, leaves
         self.first = [threading.Event() for _ in chats]
         self.streams = [None] * len(chats)
-        self.order = []  # chat of each piece, as pieces arrive
         self.errors = []
 
-    def run(self):
+    def run(self, at_once=False):
         threads = [threading.Thread(target=self.chat, args=[i]) for i in range(len(self.chats))]
+        head = self.cistern.workers[0]
+        if at_once:
+            head.freeze()
         for i, t in enumerate(threads):
             t.start()
-            self.first[i].wait(60)
+            if not at_once:
+                self.first[i].wait(60)
+        if at_once:
+            came = lambda: self.cistern.metric("cistern_requests_in_flight") == len(threads)  # noqa: E731
+            eventually(came, "all have come")
+            head.thaw()
         for t in threads:
             t.join()
         assert not self.errors, self.errors
@@ -77,9 +85,7 @@ class Crowd:
         try:
             content, fields = self.chats[i]
             self.streams[i] = stream = self.cistern.stream(content, **fields)
-            self.order.append((i, "sent"))
             for n, _ in enumerate(stream):
-                self.order.append((i, "token"))
                 self.first[i].set()
                 if i == self.leaves and n == 5:
                     return stream.leave()
@@ -96,14 +102,17 @@ def test_crowd_equals_solo(tiny_model, reading):
     chats = crowd_chats()
     alone, answers = solo_rows(tiny_model, chats)
     leaves = 4
-    with Cistern(tiny_model, settings={**SMALL, **reading}).start() as c:
+    with Cistern(tiny_model, settings={**SMALL, **reading, "worker.trace_all": "yes"}).start() as c:
         crowd = Crowd(c, chats, leaves)
-        crowd.run()
+        crowd.run(at_once=True)
         eventually(lambda: not c.pool().rows(ACTIVE), "all lanes are free")
-        together = list(c.trace().values())
+        traced, together = c.traced(), {}
+        for name, kinds in c.kinds().items():
+            end = max(at for at, kind in kinds.items() if "p" in kind)  # of the prompt
+            together[name] = {at: row for at, row in c.trace()[name].items() if at >= end}
         c.pool().check_tables()
     for i, rows in enumerate(alone):
-        found = same_request(rows, together)
+        found = same_request(rows, together.values())
         if i == leaves:
             assert len(found) <= len(rows) and found.items() <= rows.items()
         else:
@@ -113,9 +122,10 @@ def test_crowd_equals_solo(tiny_model, reading):
     # The shortest is what the template makes of one short word.
     assert min(lengths) < 60 and max(lengths) >= 1400, lengths
     # While the last prompt was read in pieces, the others went on.
-    order = crowd.order
-    reading = order[order.index((7, "sent")) : order.index((7, "token"))]
-    assert len({i for i, what in reading if what == "token"}) >= 2, reading
+    (last,) = (name for name, rows in together.items() if rows == alone[-1])
+    at = [i for i, line in enumerate(traced) if line[0] == last and int(line[2]) <= min(alone[-1])]
+    meanwhile = {line[0] for line in traced[at[0] : at[-1]] if line[5] == "g"}
+    assert len(meanwhile - {last}) >= 2, meanwhile
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -204,17 +214,6 @@ def test_second_turn_finds_the_first(demo_model, exact, kv):
 # ---- where K/V is
 
 
-def half_way(c, content, fields, n_pieces):
-    """A stream that stands still after a few tokens, with its row in the pool."""
-    stream = c.stream(content, **fields)
-    for _ in range(n_pieces):
-        next(stream)
-    for worker in c.workers:
-        worker.freeze()
-    (row,) = c.pool().rows(ACTIVE)
-    return stream, row
-
-
 @pytest.mark.parametrize("stage", [0, 1])
 def test_attention_reads_the_arena(tiny_model, stage):
     """One cell's key changed in the file, between two steps: from then on the logits differ, also those
@@ -222,7 +221,9 @@ def test_attention_reads_the_arena(tiny_model, stage):
     chats = [(words(60, 2), {"max_tokens": 200, "temperature": 0})]
     alone, _ = solo_rows(tiny_model, chats)
     with Cistern(tiny_model, settings={**SMALL, "worker.kv_resident": 0}).start() as c:
-        stream, row = half_way(c, *chats[0], 5)
+        stream = c.half_way(chats[0][0], 5, **chats[0][1])
+        c.workers[0].freeze()
+        (row,) = c.pool().rows(ACTIVE)
         before = set(list(c.trace().values())[0])
         Arena(c.pool(), arena_name(stage)).flip_key(row["table"][0] & 0xFFFFFFFF, 3)
         for worker in c.workers:
@@ -234,14 +235,30 @@ def test_attention_reads_the_arena(tiny_model, stage):
     assert after and all(rows[pos][1] != alone[0][pos][1] for pos in after)
 
 
+def stopped_with_room(c, content, fields):
+    """A stream that stands still, with room for all of it. It may have ended before it was stopped: then
+    it is asked for once more."""
+    for _ in range(50):
+        stream = c.begin(lambda: c.stream(content, **fields))
+        c.workers[1].thaw()
+        next(stream)
+        for worker in c.workers:
+            worker.freeze()
+        if rows := c.pool().rows(ACTIVE):
+            return stream, rows[0]
+        for worker in c.workers:
+            worker.thaw()
+        stream.read_all()
+    raise AssertionError("each answer ended before it was stopped")
+
+
 def test_a_chunk_can_lie_anywhere(tiny_model):
     """A chunk's bytes and its table entry moved, between two steps: the logits stay."""
-    # So long that a busy machine gets to it while it runs.
     chats = [(words(60, 3), {"max_tokens": 500, "temperature": 0, "ignore_eos": True})]
     alone, answers = solo_rows(tiny_model, chats)
     # Room for the whole answer from the start: poold stands still while its table is edited.
     with Cistern(tiny_model, settings={**SMALL, "pool.grow": 16}).start() as c:
-        stream, row = half_way(c, *chats[0], 5)
+        stream, row = stopped_with_room(c, *chats[0])
         c.poold.freeze()
         pool = c.pool()
         old, new = row["table"][0] & 0xFFFFFFFF, pool.free_chunk()
@@ -250,7 +267,7 @@ def test_a_chunk_can_lie_anywhere(tiny_model):
         entry = row["table"][0] >> 32 << 32 | new
         at = pool.table_off(row["index"])
         pool.control[at : at + 8] = entry.to_bytes(8, "little")
-        rows = lambda: list(c.trace().values())[0]  # noqa: E731
+        rows = lambda: list(c.trace().values())[-1]  # noqa: E731
         # Windows that are posted may have been prepared with the table as it was. What the stream has to
         # read may be older than that.
         gone_on = min(len(rows()) + 8, len(alone[0]))

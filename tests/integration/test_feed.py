@@ -64,7 +64,7 @@ def test_a_stop_is_found_a_window_late(tiny_model, stages):
         told, late = conversation(c)
         assert late == 0 and feeds(c) == 0
     with Cistern(tiny_model, stages, SETTINGS).start() as c:
-        for _ in range(20):  # the head may have been late, too: then nothing was posted ahead
+        for _ in range(200):  # the head may have been late, too: then nothing was posted ahead
             os.truncate(c.settings["worker.trace"], 0)
             again, late = conversation(c)
             assert again == told

@@ -4,7 +4,7 @@ import http.client
 import json
 
 import pytest
-from harness import Cistern, Stream, chat_body, eventually
+from harness import Cistern, chat_body, eventually
 from test_equal import SMALL, words
 
 pytestmark = pytest.mark.cpu("the gateway's own routes")
@@ -126,12 +126,12 @@ def test_slots_show_what_runs(c):
 
     eventually(lambda: not busy_slots(), "what came before is over")
     assert len(ask(c, "GET", "/slots")[2]) == ask(c, "GET", "/props")[2]["total_slots"]
-    body = chat_body(words(20, 3), {"max_tokens": 1500, "ignore_eos": True, "model": "tiny"})
-    stream = Stream(c.connect(), body)
-    next(stream)
+    content, fields = words(20, 3), {"max_tokens": 1500, "ignore_eos": True, "model": "tiny"}
+    stream = c.half_way(content, 1, **fields)
     busy = busy_slots()
     assert len(busy) == 1 and busy[0]["n_prompt_tokens"] > 0 and busy[0]["next_token"]
     assert busy[0]["n_past"] >= busy[0]["n_prompt_tokens"]
+    c.workers[1].thaw()
     stream.leave()
     eventually(lambda: not busy_slots(), "the slot is free")
 
@@ -215,6 +215,13 @@ def test_a_key_is_wanted_everywhere_but_for_health(locked):
         assert ask(locked, "GET", "/v1/models", headers=headers)[0] == 200
 
 
+def send(c, key):
+    connection = c.connect()
+    body = json.dumps(chat_body("x", {"max_tokens": 2}))
+    connection.request("POST", "/v1/chat/completions", body, {"x-api-key": key})
+    return connection
+
+
 def test_a_key_has_its_limit_and_its_own_prefixes(locked):
     def chat(key, **fields):
         body = chat_body(words(40, 8), {"max_tokens": 2, "temperature": 0, **fields})
@@ -223,34 +230,25 @@ def test_a_key_has_its_limit_and_its_own_prefixes(locked):
     assert chat("one")[0] == 200
     assert chat("one")[2]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert chat("two")[2]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    connection = locked.connect()
-    body = chat_body("x", {"max_tokens": 1500, "stream": True, "ignore_eos": True})
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"x-api-key": "one"})
-    response = connection.getresponse()
-    assert response.readline().startswith(b"data: ")
+    first = locked.begin(lambda: send(locked, "one"))
     status, headers, answer = chat("one")
     assert status == 429 and answer["error"]["code"] == "rate_limit_exceeded"
     assert int(headers["Retry-After"]) > 0
-    assert chat("two")[0] == 200, "another key has its own"
     body = {"messages": HELLO, "max_tokens": 2}
     status, _, answer = ask(locked, "POST", "/v1/messages", body, {"x-api-key": "one"})
     assert status == 429 and answer["error"]["type"] == "rate_limit_error"
-    response.close()
-    connection.close()
+    other = locked.begin(lambda: send(locked, "two"))
+    locked.workers[1].thaw()
+    assert other.getresponse().status == 200, "another key has its own"
+    first.close()
     eventually(lambda: chat("one")[0] == 200, "the place is free again")
 
 
 def test_a_key_has_its_share_of_the_queue(tiny_model):
     """The one lane's head stands still: who asks is in the queue."""
     more = {"gateway.keys": "one, two", "gateway.key_queue": 1}
-    more |= {"worker.lanes": 1, "worker.stuck_ms": 600000}
+    more["worker.lanes"] = 1
     with Cistern(tiny_model, settings={**SMALL, **more}).start() as c:
-
-        def send(key):
-            connection = c.connect()
-            body = json.dumps(chat_body("x", {"max_tokens": 2}))
-            connection.request("POST", "/v1/chat/completions", body, {"x-api-key": key})
-            return connection
 
         def in_flight(n):
             connection = c.connect()
@@ -259,17 +257,17 @@ def test_a_key_has_its_share_of_the_queue(tiny_model):
 
         c.workers[0].freeze()
         try:
-            first = send("one")
+            first = send(c, "one")
             eventually(lambda: in_flight(1), "it is in the queue")
-            refused = send("one").getresponse()
+            refused = send(c, "one").getresponse()
             assert refused.status == 429 and int(refused.headers["Retry-After"]) > 0
             assert json.loads(refused.read())["error"]["code"] == "rate_limit_exceeded"
-            other = send("two")
+            other = send(c, "two")
             eventually(lambda: in_flight(2), "another key's is, too")
         finally:
             c.workers[0].thaw()
         assert first.getresponse().status == other.getresponse().status == 200
-        again = send("one").getresponse()
+        again = send(c, "one").getresponse()
         assert again.status == 200, "what had a lane waits no longer"
 
 

@@ -78,6 +78,7 @@ def test_two_pipelines_have_their_own_lanes(tiny_model):
         first = c.chat(CHAT[0], **CHAT[1])
         (row,) = idle(c)
         poolctl(c, "drain", row["pipeline"])
+        eventually(lambda: c.metric("cistern_pipelines_ready") == 1, "it takes nothing new")
         again = c.chat(CHAT[0], **CHAT[1])
         assert cached(again) == 0 and again["choices"] == first["choices"]
         there, here = idle(c)

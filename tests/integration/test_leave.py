@@ -4,7 +4,7 @@ next answer on its lane holds nothing of it."""
 import pytest
 
 from harness import Cistern, eventually
-from pool import ACTIVE, IDLE
+from pool import ACTIVE, CLOSING, IDLE
 from test_equal import SMALL, cached, solo_rows, words
 
 SLOW = {"worker.piece": 32, "worker.variant": "plain"}
@@ -27,12 +27,12 @@ def idle(c):
 
 def test_in_the_queue(slow_model, alone):
     with Cistern(slow_model, settings=ONE_LANE).start() as c:
-        first = c.stream(SHORT[0], **SHORT[1])
-        next(first)
+        first = c.begin(lambda: c.stream(SHORT[0], **SHORT[1]))
         waiting = c.stream(LONG[0], **LONG[1])
         eventually(lambda: c.metric("cistern_requests_waiting") == 1, "the second one waits")
         waiting.leave()
         eventually(lambda: c.metric("cistern_requests_waiting") == 0, "it waits no more")
+        c.workers[1].thaw()
         first.read_all()
         assert first.text == alone[1][1]
         assert len(c.trace()) == 1, "the one that left was computed"
@@ -43,7 +43,10 @@ def test_while_its_prompt_is_read(slow_model, alone):
         stream = c.stream(LONG[0], **LONG[1])
         before = c.page(1)["windows"]
         eventually(lambda: c.page(1)["windows"] > before + 1, "its prompt is being read")
+        c.workers[1].freeze()
         stream.leave()
+        eventually(lambda: c.pool().rows(CLOSING), "it is noticed")
+        c.workers[1].thaw()
         idle(c)
         assert not c.trace(), "its prompt was read to the end"
         (row,) = c.pool().rows(IDLE)

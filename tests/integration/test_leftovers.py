@@ -2,36 +2,33 @@
 """What a killed run of tests left on tmpfs is removed by the next one, and nothing of a living one."""
 import fcntl
 import os
-import pathlib
-import shutil
-import subprocess
 
 import pytest
 
-from harness import remove_leftovers
+from harness import POOLD_LOCKS, remove_leftovers
 
 pytestmark = pytest.mark.cpu("the harness's own")
 
+NOBODY = 1 << 30  # no process has this number
 
-def folder(owner, name):
-    path = pathlib.Path(f"/dev/shm/cistern-test-{owner}-{name}")
-    path.mkdir()
-    (path / "poold.lock").touch()
+
+def folder(base, owner, name):
+    path = base / f"cistern-test-{owner}-{name}"
+    for lock in POOLD_LOCKS:
+        (path / lock).parent.mkdir(parents=True, exist_ok=True)
+        (path / lock).touch()
     return path
 
 
-def test_leftovers_of_the_dead_alone_are_removed():
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    left, held = folder(ended.pid, "left"), folder(ended.pid, "held")
-    ours = folder(os.getpid(), "ours")
-    try:
-        with open(held / "poold.lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            remove_leftovers()
-            assert not left.exists() and held.exists() and ours.exists()
-        remove_leftovers()
-        assert not held.exists() and ours.exists()
-    finally:
-        for path in (left, held, ours):
-            shutil.rmtree(path, ignore_errors=True)
+@pytest.mark.parametrize("lock", [".", *POOLD_LOCKS])
+def test_leftovers_of_the_dead_alone_are_removed(tmp_path, lock):
+    """Whoever lives and can't be seen from here has a lock there."""
+    left, held = folder(tmp_path, NOBODY, "left"), folder(tmp_path, NOBODY, "held")
+    ours = folder(tmp_path, os.getpid(), "ours")
+    fd = os.open(held / lock, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    remove_leftovers(tmp_path)
+    assert not left.exists() and held.exists() and ours.exists()
+    os.close(fd)
+    remove_leftovers(tmp_path)
+    assert not held.exists() and ours.exists()

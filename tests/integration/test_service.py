@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness import Cistern, eventually
-from pool import ACTIVE
+from pool import ACTIVE, CLOSING
 from test_equal import SMALL, words
 
 
@@ -89,8 +89,7 @@ def test_the_queue_is_bounded(tiny_model):
     """One lane, one place in the queue: the third request is told to come back."""
     settings = {**SMALL, "worker.lanes": 1, "gateway.queue": 1}
     with Cistern(tiny_model, settings=settings).start() as c:
-        first = c.stream(words(20, 1), max_tokens=1500, temperature=0)
-        next(first)
+        first = c.begin(lambda: c.stream(words(20, 1), max_tokens=1500, temperature=0))
         second = c.stream("two", max_tokens=2)
         eventually(lambda: c.metric("cistern_requests_waiting") == 1, "the second one waits")
         connection = c.connect()
@@ -98,6 +97,7 @@ def test_the_queue_is_bounded(tiny_model):
         response = connection.getresponse()
         assert response.status == 503 and int(response.headers["Retry-After"]) > 0
         assert json.loads(response.read())["error"]["code"] == "queue_full"
+        c.workers[1].thaw()
         first.leave()
         assert second.read_all().done
 
@@ -153,14 +153,15 @@ def test_windows_of_two_groups_fill_a_stage(slow_model):
 
         for n, in_flight in (1, 1), (8, 2):
             before = filled()
-            streams = [c.stream(words(4, i), max_tokens=60, temperature=0) for i in range(n)]
+            fields = {"max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+            streams = [c.stream(words(4, i), **fields) for i in range(n)]
             for s in streams:
                 next(s)
             for _ in range(STOPS):
                 stop_the_second(in_flight)
             for s in streams:
-                s.read_all()
-            assert all(s.done and not s.error for s in streams)
+                s.leave()
+            eventually(lambda: not c.pool().rows(ACTIVE, CLOSING), "all have ended")
             if n == 1:
                 assert filled() - before <= 1, "only the prompt's windows follow each other"
             else:

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from harness import BUILD, Cistern, Died, chat_body, eventually
+from harness import BUILD, Cistern, Died, chat_body, eventually, stands_still
 from pool import ACTIVE, CLOSING
 from test_equal import cached, solo_rows, words
 from test_poolctl import CHUNK, LONG, SETTINGS, SLOW, held_up, idle, poolctl, two_pipelines
@@ -107,9 +107,7 @@ def test_a_slot_is_saved_while_it_runs(slow_model, tmp_path):
     """Its answer does not suffer, and it is not shown as two."""
     _, solo = solo_rows(slow_model, [LONG], **SLOW)
     with Cistern(slow_model, settings={**SLOW, **slots_in(tmp_path)}).start() as c:
-        stream = c.stream(LONG[0], **LONG[1])
-        for _ in range(8):
-            next(stream)
+        stream = c.half_way(LONG[0], 8, **LONG[1])
         with held_up(c.workers[1]):
             (row,) = c.pool().rows(ACTIVE)
             n = act(c, slot_of(row), "save", "a")["n_saved"]
@@ -138,6 +136,7 @@ def test_slots_of_two_pipelines(slow_model, tmp_path):
             (3, 1, 1),
         ]
         poolctl(c, "drain", 0)
+        eventually(lambda: c.metric("cistern_pipelines_ready") == 1, "it takes nothing new")
         c.chat(words(20, 2), **FIELDS)
         (row,) = idle(c)
         assert row["pipeline"] == 1
@@ -230,8 +229,7 @@ def test_a_full_pool_is_retried_later(slow_model, tmp_path):
         (row,) = idle(c)
         act(c, slot_of(row), "save", "a")
         act(c, slot_of(row), "erase")
-        stream = c.stream(words(70, 3), max_tokens=120)
-        next(stream)
+        stream = c.begin(lambda: c.stream(words(70, 3), max_tokens=120))
         with held_up(c.workers[1]):
             status, headers, answer = ask(c, 0, "restore", {"filename": "a"})
             assert (status, answer["error"]["code"]) == (503, "kv_pool_full")
@@ -299,6 +297,12 @@ def children(p):
     return [int(t) for t in open(f"/proc/{p.pid}/task/{p.pid}/children").read().split()]
 
 
+def standing(p, n):
+    """Its processes, when they are so many and stand still: who continues one before would do nothing."""
+    found = children(p)
+    return len(found) == n and all(map(stands_still, found)) and found
+
+
 def begin(c, slot, action, filename):
     connection = c.connect()
     connection.request("POST", f"/slots/{slot}?action={action}", json.dumps({"filename": filename}))
@@ -322,7 +326,7 @@ def still(tiny_model, tmp_path):
 def test_a_tool_holds_up_nobody(still):
     c = still
     waiting = begin(c, 0, "save", "a")
-    (pid,) = eventually(lambda: children(c.gateway), "the tool runs")
+    (pid,) = eventually(lambda: standing(c.gateway, 1), "the tool runs")
     c.chat("meanwhile", **FIELDS)
     assert c.get("/health")[0] == 200
     os.kill(pid, signal.SIGCONT)
@@ -348,7 +352,7 @@ def test_so_many_at_a_time(still):
     """The next one is told to come back; a place is free when one has ended."""
     c = still
     waiting = [begin(c, 0, "save", f"a{i}") for i in range(4)]
-    eventually(lambda: len(children(c.gateway)) == 4, "four run")
+    eventually(lambda: standing(c.gateway, 4), "four run")
     refused(c, 0, "save", {"filename": "b"}, 503, "slot_busy")
     for pid in children(c.gateway):
         os.kill(pid, signal.SIGCONT)
@@ -366,7 +370,7 @@ def test_so_many_at_a_time(still):
 def test_a_gateway_that_ends_takes_its_tools_along(still):
     c = still
     waiting = begin(c, 0, "save", "a")
-    (pid,) = eventually(lambda: children(c.gateway), "the tool runs")
+    (pid,) = eventually(lambda: standing(c.gateway, 1), "the tool runs")
     pidfd = os.pidfd_open(pid)
     c.gateway.stop()
     assert select.select([pidfd], [], [], 30)[0], "it is over"

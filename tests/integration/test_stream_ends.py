@@ -4,7 +4,8 @@ import json
 import signal
 
 import pytest
-from harness import Cistern
+from harness import Cistern, eventually
+from pool import ACTIVE
 from test_equal import SMALL
 
 pytestmark = pytest.mark.cpu("how the gateway ends")
@@ -21,16 +22,22 @@ def ends(tiny_model):
         "/v1/messages": CHAT,
         "/v1/responses": {"input": "a", "ignore_eos": True},
     }
-    with Cistern(tiny_model, settings=SMALL).start() as c:
-        responses = {}
+    # No prompt is as long as a chunk: none waits for another one to be read.
+    with Cistern(tiny_model, settings={**SMALL, "pool.chunk": 256}).start() as c:
+        connections = {}
+        c.workers[1].freeze()
         for path, body in asked.items():
-            connection = c.connect()
-            connection.request("POST", path, json.dumps({**body, "stream": True}))
-            responses[path] = connection.getresponse()
-            assert responses[path].readline()
+            connections[path] = c.connect()
+            connections[path].request("POST", path, json.dumps({**body, "stream": True}))
+        eventually(lambda: len(c.pool().rows(ACTIVE)) >= 4, "all are open")
+        c.poold.freeze()  # so that none gets room for the rest
+        c.workers[1].thaw()
+        responses = {path: connection.getresponse() for path, connection in connections.items()}
+        assert all(r.readline() for r in responses.values())
         c.gateway.send(signal.SIGTERM)
         texts = {path: r.read().decode() for path, r in responses.items()}
         assert c.gateway.wait() == 0
+        c.poold.thaw()
     return {
         path: [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
         for path, text in texts.items()

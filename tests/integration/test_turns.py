@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """More conversations than the pool or the lanes hold: who waits, who gives way, who shares. Each answer
 equals its solo run by the hash of each row's full logits, whatever it went through."""
+import json
 import threading
 
 import pytest
 
-from harness import Cistern, eventually
+from harness import Cistern, chat_body, eventually
 from pool import ACTIVE, CLOSING, IDLE, WAITING
 from test_equal import SMALL, cached, same_request, solo_rows, words
 
@@ -19,20 +20,29 @@ def quiet(c):
 
 
 def together(c, chats):
-    """All at once; the answers in the chats' order, and the order in which they ended."""
-    answers, ended = [None] * len(chats), []
+    """Status and answer of each. All at once: the head stands still until the gateway has them all."""
+    answers = [None] * len(chats)
 
     def chat(i):
         content, fields = chats[i]
-        answers[i] = c.chat(content, **fields)
-        ended.append(i)
+        answers[i] = c.post("/v1/chat/completions", chat_body(content, fields))
 
     threads = [threading.Thread(target=chat, args=[i]) for i in range(len(chats))]
+    c.workers[0].freeze()
     for t in threads:
         t.start()
+    eventually(lambda: c.metric("cistern_requests_in_flight") == len(chats), "all have come")
+    c.workers[0].thaw()
     for t in threads:
         t.join()
-    return answers, ended
+    return answers
+
+
+def answered(c, chats):
+    """The same of chats that are all answered: the answers alone."""
+    results = together(c, chats)
+    assert all(status == 200 for status, _ in results), results
+    return [answer for _, answer in results]
 
 
 def text(answer):
@@ -56,7 +66,7 @@ def test_wait_when_dry_completes_all(tiny_model):
     cells = max(512 + 2 * CHUNK, used // 3)
     settings = {**TIGHT, "pool.cells": cells, "pool.when_dry": "wait"}
     with Cistern(tiny_model, settings=settings).start() as c:
-        answers, _ = together(c, chats)
+        answers = answered(c, chats)
         reasons = [[a["choices"][0]["finish_reason"] for a in some] for some in (answers, solo)]
         assert reasons[0] == reasons[1]
         assert not any("truncated" in a["choices"][0] for a in answers)
@@ -71,17 +81,7 @@ def test_full_admission_never_cuts(tiny_model):
     fields = {"max_tokens": 300, "temperature": 0, "ignore_eos": True}
     chats = [(f"{i} {words(8, i)}", fields) for i in range(4)]
     with Cistern(tiny_model, settings=settings).start() as c:
-        results = [None] * len(chats)
-
-        def chat(i):
-            body = {"model": "any", "messages": [{"role": "user", "content": chats[i][0]}], **chats[i][1]}
-            results[i] = c.post("/v1/chat/completions", body)
-
-        threads = [threading.Thread(target=chat, args=[i]) for i in range(len(chats))]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        results = together(c, chats)
         whole = [a for status, a in results if status == 200]
         refused = [a for status, a in results if status == 503]
         assert whole and refused and len(whole) + len(refused) == len(chats)
@@ -97,20 +97,15 @@ def test_a_long_prompt_lets_a_short_one_pass(tiny_model):
     chats = [(words(330, 1), fields), (words(3, 2), fields)]
     alone, solo = solo_rows(tiny_model, chats)
     with Cistern(tiny_model, settings=settings).start() as c:
-        ended, answers = [], [None, None]
-
-        def chat(i):
-            answers[i] = c.chat(chats[i][0], **chats[i][1])
-            ended.append(i)
-
-        long = threading.Thread(target=chat, args=[0])
-        long.start()
-        eventually(lambda: c.pool().rows(ACTIVE), "the long prompt is being read")
-        short = threading.Thread(target=chat, args=[1])
-        short.start()
-        long.join()
-        short.join()
-        assert ended == [1, 0]
+        long, short = c.connect(), c.connect()
+        c.begin(lambda: c.send(long, chats[0][0], **chats[0][1]))
+        c.send(short, chats[1][0], **chats[1][1])
+        eventually(lambda: c.metric("cistern_requests_in_flight") == 2, "the short one has come")
+        c.workers[1].thaw()
+        answers = [json.loads(x.getresponse().read()) for x in (long, short)]
+        # The trace has a request from its prompt's end on.
+        requests = list(c.trace().values())
+        assert [same_request(a, requests) for a in alone] == requests[::-1]
         assert_equal_to_solo(c, chats, alone, answers, solo)
         # Nothing of the long prompt was read twice: it kept its chunks while it stood aside.
         assert "gives way" in c.workers[0].text()
@@ -124,7 +119,7 @@ def test_many_prompts_with_one_beginning_hold_it_once(tiny_model):
     chats = [(f"{shared} {i} {words(4, i)}", fields) for i in range(16)]
     alone, solo = solo_rows(tiny_model, chats[:3])
     with Cistern(tiny_model, settings={**SMALL, "pool.chunk": 64}).start() as c:
-        answers, _ = together(c, chats)
+        answers = answered(c, chats)
         prompt = solo[0]["usage"]["prompt_tokens"]
         common = prompt - 60
         assert sum(cached(a) >= common // 64 * 64 for a in answers) >= len(chats) - 1
@@ -139,9 +134,9 @@ def test_the_same_prompts_again_are_all_cached(tiny_model):
     """Two identical waves, and a pool that holds them: the second reads the last token of each only."""
     chats = [(f"{i} {words(20, i)}", {"max_tokens": 4, "temperature": 0}) for i in range(8)]
     with Cistern(tiny_model, settings={**SMALL, "worker.lanes": 4}).start() as c:
-        first, _ = together(c, chats)
+        first = answered(c, chats)
         quiet(c)
-        second, _ = together(c, chats)
+        second = answered(c, chats)
         for i in range(len(chats)):
             assert text(second[i]) == text(first[i])
             assert cached(second[i]) == second[i]["usage"]["prompt_tokens"] - 1
@@ -195,12 +190,14 @@ def test_the_other_pipeline_goes_on(slow_model, stage):
         others = [c.launch("workerd", "--pipeline", 1, "--stage", s, name=f"other-{s}") for s in (0, 1)]
         c.wait_ready(*others)
         eventually(lambda: c.metric("cistern_pipelines_ready") == 2, "both pipelines are ready")
-        stream = c.stream(chats[0][0], **chats[0][1])
-        for _ in range(8):
-            next(stream)
+        last = c.workers[1], others[1]
+        stream = c.half_way(chats[0][0], 8, *last, **chats[0][1])
         (row,) = c.pool().rows(ACTIVE)
         pipelines = [c.workers, others]
         pipelines[row["pipeline"]][stage].kill()
+        for p in last:
+            if p.alive():
+                p.thaw()
         stream.read_all()
         assert stream.done and not stream.error
         assert stream.text == text(solo[0])

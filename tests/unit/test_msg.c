@@ -10,7 +10,7 @@
 #include "common/msg.h"
 #include "tests/suite.h"
 
-enum { SERVER = 0x1111, CLIENT = 0x2222, PATIENCE_US = 5000000 };
+enum { SERVER = 0x1111, CLIENT = 0x2222, PATIENCE_US = 60000000 };
 
 static struct loop *loop;
 static struct msg_server *server;
@@ -254,7 +254,7 @@ int main(void)
 {
     TCase *t = tcase_create("msg");
     tcase_add_checked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 30);
+    tcase_set_timeout(t, 100);
     tcase_add_test(t, a_message_and_its_answer);
     tcase_add_test(t, before_it_is_connected_nothing_is_kept);
     tcase_add_test(t, who_connects_again_is_heard);
