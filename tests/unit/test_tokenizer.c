@@ -504,7 +504,7 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("tokenizer");
-    tcase_set_timeout(tc, 100);
+    tcase_set_timeout(tc, 300);
     tcase_add_test(tc, smollm_cases);
     tcase_add_test(tc, a_long_text_is_its_parts);
     tcase_add_test(tc, whole_prompts);
