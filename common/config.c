@@ -278,7 +278,8 @@ static void print_help(const char *program, const char *what, const struct confi
         const struct config_key *k = &config_keys[i];
         char full[64];
         (void)snprintf(full, sizeof(full), "%s.%s", k->section, k->name);
-        printf("  %-24s %s (default: %s)\n", full, k->help, *k->preset ? k->preset : "empty");
+        printf("  %-24s %s (%s%sdefault: %s)\n", full, k->help, k->choices ? k->choices : "",
+               k->choices ? "; " : "", *k->preset ? k->preset : "empty");
     }
 }
 

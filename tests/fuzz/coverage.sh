@@ -15,7 +15,9 @@ sources() {
     case $1 in
     body) echo gateway/api/fields.c gateway/api/anthropic_in.c gateway/api/responses_in.c \
         gateway/api/logit_bias.c gateway/api/raw.c gateway/chat.c gateway/chat_tools.c ;;
+    generate) echo workerd/requests.c ;;
     gguf) echo common/gguf.c common/gguf_parse.c common/gguf_fingerprint.c ;;
+    heard) echo gateway/request_messages.c gateway/news.c ;;
     saved) echo poold/poolctl_file.c ;;
     template) echo 'gateway/template/.*[.]c' ;;
     tokenizer) echo 'gateway/tokenizer/.*[.]c' ;;
@@ -50,7 +52,7 @@ for corpus in tests/fuzz/corpus/*/; do
     "$merge" merge -o "$program.profdata" "$program.profraw"
     "$cov" report "$program" -instr-profile="$program.profdata" >"$program.coverage"
     # A file's row: name, then regions, functions and lines, each as number, missed, share.
-    share=$(awk -v names="$parser" 'BEGIN {gsub(" ", "|", names); names = "^(" names ")$"}
+    share=$(awk -v names="$parser" 'BEGIN {gsub(" ", "|", names); names = "^([.][.]/)*(" names ")$"}
         $1 ~ names {n += $8; missed += $9}
         END {if (n) printf "%.1f", 100 * (n - missed) / n; else print 0}' "$program.coverage")
     echo "$name: $share % of the lines"
