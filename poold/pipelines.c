@@ -16,9 +16,9 @@
 #include "poold/daemon.h"
 
 enum {
-    RESUME_US = 60000000, /* that a waiting row is kept for its gateway */
-    LATE_US = 500000,     /* between two looks at the deadlines, twice as long as meant */
-    STRAY_BEATS = 4,      /* beats in another life before a new one is made: about a second */
+    WAITS_US = 60000000, /* that a waiting row is kept at least: its request may have given way */
+    LATE_US = 500000,    /* between two looks at the deadlines, twice as long as meant */
+    STRAY_BEATS = 4,     /* beats in another life before a new one is made: about a second */
 };
 
 static struct pool_pipeline *record(const struct daemon *d, uint32_t pipeline)
@@ -335,6 +335,14 @@ static void give_up_absent(struct daemon *d)
     }
 }
 
+/* A gateway submits again for gateway.resume_ms: what waits for it so long is no younger one's. */
+static void give_up_late(struct daemon *d)
+{
+    uint64_t clock = pool_clock_us();
+    uint64_t kept = max_u64(WAITS_US, d->config->gateway.resume_ms * UINT64_C(1000));
+    if (clock > kept) pool_give_up_waiting(d->pool, 0, clock - kept);
+}
+
 /* A poold that was itself late first reads what has come, and all deadlines start anew: its silence
  * is not theirs. */
 void pipeline_judge(struct daemon *d)
@@ -354,6 +362,5 @@ void pipeline_judge(struct daemon *d)
     }
     if (!d->pool) return;
     give_up_absent(d);
-    uint64_t clock = pool_clock_us();
-    if (clock > RESUME_US) pool_give_up_waiting(d->pool, 0, clock - RESUME_US);
+    give_up_late(d);
 }

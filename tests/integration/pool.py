@@ -9,7 +9,7 @@ HEADER_FIELDS = (
     " chunks_off n_rows n_chunks chunk_cells table_entries grow_chunks n_stages poold_incarnation"
     " poold_pid lane_chunks pipeline_lanes memory n_layers n_kv_heads head_dim kv block_cells context_tokens block_bytes"
 ).split()
-ROW_BYTES, BODY_OFF, BODY_BYTES = 320, 64, 128
+ROW_BYTES, LAST_USE_OFF, BODY_OFF, BODY_BYTES = 320, 8, 64, 128
 BODY = struct.Struct("<7Q9I4xQ")
 BODY_FIELDS = (
     "generation last_window arrival salt op_incarnation op_number copy_entry copy_cells state lease"
@@ -56,6 +56,12 @@ class Pool:
         at = [(row["table"][i // cells] & 0xFFFFFFFF) * cells + i % cells for i in range(row["base"])]
         found = [words[i] for i in at]
         return [w & 0x7FFFFFFF for w in found], "".join("pg"[w >> 31] for w in found)
+
+    def age(self, row, seconds):
+        """As if it had been used so long before it was."""
+        at = self.header["rows_off"] + row["index"] * ROW_BYTES + LAST_USE_OFF
+        (last_use,) = struct.unpack_from("<Q", self.control, at)
+        struct.pack_into("<Q", self.control, at, max(last_use - int(seconds * 1e6), 1))
 
     def table_off(self, index):
         return self.header["tables_off"] + index * self.header["table_entries"] * 8

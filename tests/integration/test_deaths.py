@@ -315,3 +315,23 @@ def test_everything_dies_at_once(slow_model, alone):
         assert again["choices"][0]["message"]["content"] == text
         assert cached(again) >= usage["prompt_tokens"] - 1
         quiet(c)
+
+
+@pytest.mark.parametrize("resume_s", [1, 90])
+def test_what_waited_for_a_slow_restart_was_anybodys_after_a_minute(slow_model, resume_s):
+    """It is kept as long as its gateway submits again (gateway.resume_ms), and a minute at least."""
+    settings = {**DEATHS, "gateway.resume_ms": resume_s * 1000}
+    with Cistern(slow_model, settings=settings).start() as c:
+        streams = [c.stream(f"{i} {CHAT[0]}", **CHAT[1], ignore_eos=True) for i in range(2)]
+        for s in streams:
+            next(s)
+        c.workers[1].kill()
+        both = lambda: len(rows := c.pool().rows(WAITING)) == 2 and rows  # noqa: E731
+        early, late = eventually(both, "both wait")
+        kept = max(resume_s, 60)
+        c.pool().age(early, kept - 20)
+        c.pool().age(late, kept)
+        eventually(lambda: c.pool().row(late["index"])["state"] == IDLE, "it is given up")
+        assert c.pool().row(early["index"])["state"] == WAITING
+        for s in streams:
+            s.leave()
