@@ -144,11 +144,15 @@ static bool wants_room(const struct pending *op)
     return op->kind == OP_OPEN || op->kind == OP_GROW;
 }
 
-/* An older conversation that runs takes from the youngest that is younger: its head is asked to
- * close it, once, and enters it again when there is room. */
+/* An older conversation that runs, or that was admitted and comes back, takes from the youngest
+ * that is younger: its head is asked to close it, once, and enters it again when there is room.
+ * Without that who comes back and those who run, and may not grow meanwhile, would wait for each
+ * other. */
 static void ask_back(struct daemon *d, const struct pending *op)
 {
-    uint32_t row = op->kind == OP_GROW ? pool_youngest(d->pool, op->arrival) : UINT32_MAX;
+    uint32_t row = UINT32_MAX;
+    if (op->kind == OP_OPEN && d->pool->n_closing) return; /* that may suffice */
+    if (op->kind == OP_GROW || op->admitted) row = pool_youngest(d->pool, op->arrival);
     if (row == UINT32_MAX) return; /* nobody to take from: it parks until something is free */
     const struct pool_body *b = segment_body(d->pool->seg, row);
     struct pipeline_state *p = &d->pipeline[b->pipeline];
