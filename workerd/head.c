@@ -312,6 +312,7 @@ void head_tick(struct head *h)
 {
     h->no_room = false;
     ops_flush(&h->ops);
+    turns_unpark(h);
     head_step(h);
 }
 

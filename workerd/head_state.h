@@ -99,6 +99,9 @@ void turns_yield(struct head *h);
 void turns_move(struct head *h, const Cistern__Move *move);
 /* The pipeline is drained: sends away what may not stay. */
 void turns_leave(struct head *h);
+/* Now and then: each lane stands still for want of room, and an older request that was admitted
+ * waits for a lane. poold takes for who asks it; this one asks nothing before it has a lane. */
+void turns_unpark(struct head *h);
 /* poold needs the room of this row for an older conversation. */
 void turns_give_back(struct head *h, uint32_t row, uint64_t generation);
 

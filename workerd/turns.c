@@ -66,16 +66,33 @@ void turns_yield(struct head *h)
     admission_open(h, (uint32_t)(l - h->lanes), r);
 }
 
+static void give_back(struct head *h, struct lane *l)
+{
+    shm_store_u64(&h->pool->page->given_back, h->pool->page->given_back + 1);
+    log_info("row %u gives back its room to an older conversation", l->row);
+    admission_requeue(h, l, false);
+}
+
 void turns_give_back(struct head *h, uint32_t row, uint64_t generation)
 {
     for (uint32_t i = 0; i < h->setup.n_lanes; i++) {
         struct lane *l = &h->lanes[i];
-        if (!lane_is_active(l) || l->row != row || l->generation != generation) continue;
-        shm_store_u64(&h->pool->page->given_back, h->pool->page->given_back + 1);
-        log_info("row %u gives back its room to an older conversation", row);
-        admission_requeue(h, l, false);
-        return;
+        if (lane_is_active(l) && l->row == row && l->generation == generation)
+            return give_back(h, l);
     }
+}
+
+void turns_unpark(struct head *h)
+{
+    const struct request *first = h->queue.first;
+    struct lane *youngest = NULL;
+    if (!first || !first->admitted || !h->pool || h->pool->lane_chunks) return;
+    for (uint32_t i = 0; i < h->setup.n_lanes; i++) {
+        struct lane *l = &h->lanes[i];
+        if (!lane_is_dry(l) || !l->growing) return; /* it goes on, or is free */
+        if (!youngest || l->arrival > youngest->arrival) youngest = l;
+    }
+    if (youngest && youngest->arrival > first->arrival) give_back(h, youngest);
 }
 
 void turns_move(struct head *h, const Cistern__Move *move)

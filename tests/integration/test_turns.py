@@ -112,6 +112,37 @@ def test_a_long_prompt_lets_a_short_one_pass(tiny_model):
         quiet(c)
 
 
+def test_who_let_one_pass_and_who_passed_waited_for_each_other(tiny_model):
+    """One lane: the long prompt that stood aside holds chunks and wants the lane, the short one's answer
+    holds the lane and wants chunks. The younger gives back."""
+    settings = {
+        **SMALL,
+        "model.context": 1024,
+        "pool.cells": 1024 + 2 * CHUNK,
+        "pool.chunk": CHUNK,
+        "pool.when_dry": "wait",
+        "worker.lanes": 1,
+        "worker.piece": 100,
+        "worker.variant": "plain",
+        "gateway.resume_ms": 600000,
+    }
+    long = (words(200, 1)[:850], {"max_tokens": 8, "temperature": 0})
+    short = ("a", {"max_tokens": 930, "temperature": 0, "ignore_eos": True})
+    chats = [long, short]
+    alone, solo = solo_rows(tiny_model, chats, **{"model.context": 1024})
+    with Cistern(tiny_model, settings=settings).start() as c:
+        first, second = c.connect(), c.connect()
+        c.begin(lambda: c.send(first, long[0], **long[1]))
+        c.send(second, short[0], **short[1])
+        eventually(lambda: c.metric("cistern_requests_in_flight") == 2, "the short one has come")
+        c.workers[1].thaw()
+        answers = [json.loads(x.getresponse().read()) for x in (first, second)]
+        assert "gives way" in c.workers[0].text()
+        assert [a["choices"][0]["finish_reason"] for a in answers] == ["length", "length"]
+        assert [text(a) for a in answers] == [text(a) for a in solo]
+        quiet(c)
+
+
 def test_many_prompts_with_one_beginning_hold_it_once(tiny_model):
     """They wait for the first to be read, then share its whole chunks and copy the rest."""
     shared = words(120, 9)
