@@ -27,7 +27,7 @@ def folder(tmp_path, demo):
 def llm(folder, *arguments):
     env = {**os.environ, "LLM_USER_PATH": str(folder), "OPENAI_API_KEY": "none"}
     return subprocess.run(
-        [*PROGRAM, *arguments], env=env, capture_output=True, text=True, timeout=120, check=False
+        [*PROGRAM, *arguments], env=env, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -69,5 +69,5 @@ def test_interrupted(folder, demo):
         assert p.stdout.read(1)
         assert demo.pool().rows(ACTIVE)
         p.send_signal(signal.SIGINT)
-        p.communicate(timeout=60)
+        p.communicate(timeout=600)
     eventually(lambda: not demo.pool().rows(ACTIVE), "the lane is free")

@@ -64,7 +64,7 @@ def hold(operation, mode):
             known = list(schema["properties"])
             keep = {known[m % len(known)] for m in members} | set(schema.get("required", []))
             case.body = {k: v for k, v in case.body.items() if k in keep}
-        statuses.add(case.call_and_validate(excluded_checks=excluded, timeout=60).status_code)
+        statuses.add(case.call_and_validate(excluded_checks=excluded, timeout=600).status_code)
 
     run()
     return statuses

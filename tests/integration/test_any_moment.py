@@ -18,7 +18,7 @@ from test_deaths import quiet
 from test_equal import SMALL, solo_rows, words
 from test_poolctl import poolctl
 
-SETTINGS = {**SMALL, "pool.chunk": 16, "worker.variant": "plain", "worker.stuck_ms": 3000}
+SETTINGS = {**SMALL, "pool.chunk": 16, "worker.variant": "plain", "worker.stuck_ms": 6000}
 # The long prompt is read while the others' tokens are made; tokens cross a chunk's border or two.
 CHATS = [
     (f"{marker} {words(n, i)}", {"max_tokens": 10 + 4 * i, **fields})
@@ -66,7 +66,7 @@ class Asker(threading.Thread):
             except (OSError, http.client.HTTPException):
                 if not self.gateway_back:
                     raise
-                self.gateway_back.wait(60)
+                self.gateway_back.wait(600)
                 stream = self.ask()
             self.text = stream.text
             self.wrong = stream.error

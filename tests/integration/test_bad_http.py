@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from harness import Cistern
+from harness import ANSWER_S, Cistern
 from test_equal import SMALL
 
 pytestmark = pytest.mark.cpu("what the gateway reads")
@@ -106,7 +106,7 @@ def test_unknown_fields_are_ignored(c):
 
 @pytest.mark.parametrize("data", [b"\0" * 512, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"\r\n"])
 def test_noise_instead_of_http(c, data):
-    with socket.create_connection(("127.0.0.1", c.port), timeout=30) as s:
+    with socket.create_connection(("127.0.0.1", c.port), timeout=ANSWER_S) as s:
         s.sendall(data)
         s.shutdown(socket.SHUT_WR)
         while s.recv(4096):
@@ -115,7 +115,7 @@ def test_noise_instead_of_http(c, data):
 
 
 def test_http_1_0_gets_no_chunks(c):
-    with socket.create_connection(("127.0.0.1", c.port), timeout=60) as s:
+    with socket.create_connection(("127.0.0.1", c.port), timeout=ANSWER_S) as s:
         body = json.dumps({"messages": HELLO, "stream": True, "max_tokens": 3}).encode()
         s.sendall(
             b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
@@ -130,7 +130,7 @@ def test_http_1_0_gets_no_chunks(c):
 
 
 def test_two_requests_on_one_connection(c):
-    connection = http.client.HTTPConnection("127.0.0.1", c.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", c.port, timeout=ANSWER_S)
     for _ in range(2):
         c.send(connection, "hello", max_tokens=2)
         response = connection.getresponse()

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from harness import BUILD, LIBC, PR_SET_PDEATHSIG, ROOT, eventually
+from harness import BUILD, LIBC, PR_SET_PDEATHSIG, ROOT, STOP_S, eventually
 
 pytestmark = pytest.mark.cpu("the supervisor of CPU workers")
 
@@ -42,7 +42,7 @@ class Demo:
     def __exit__(self, *_):
         if self.popen.poll() is None:
             self.popen.terminate()
-            self.popen.wait(60)
+            self.popen.wait(STOP_S)
         shutil.rmtree(self.memory, ignore_errors=True)
 
     def wait_for(self, pattern, stream=None):
@@ -116,7 +116,7 @@ def test_nothing_outlives_a_killed_demo(tiny_model, tmp_path):
         demo.popen.kill()
         demo.popen.wait()
         for fd in pidfds:
-            assert select.select([fd], [], [], 30)[0], "a process outlived the demo"
+            assert select.select([fd], [], [], STOP_S)[0], "a process outlived the demo"
             os.close(fd)
         # The next start in the same folder is not disturbed by what the killed one left.
         with Demo(tiny_model, tmp_path, "--once", "hello") as again:
@@ -144,7 +144,7 @@ def test_a_dead_process_is_restarted(tiny_model, tmp_path, name):
                 with socket.create_connection(("127.0.0.1", port), timeout=10) as s:
                     s.sendall(b"GET /health HTTP/1.0\r\n\r\n")
                     return b" 200 " in s.recv(64)
-            except ConnectionError:
+            except OSError:
                 return False
 
         eventually(healthy, "it serves again at the same port")

@@ -72,7 +72,7 @@ class Crowd:
         for i, t in enumerate(threads):
             t.start()
             if not at_once:
-                self.first[i].wait(60)
+                self.first[i].wait(600)
         if at_once:
             came = lambda: self.cistern.metric("cistern_requests_in_flight") == len(threads)  # noqa: E731
             eventually(came, "all have come")

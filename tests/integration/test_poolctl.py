@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from harness import BUILD, Cistern, eventually
+from harness import BUILD, STOP_S, Cistern, eventually
 from pool import ACTIVE, CLOSING, IDLE, WAITING
 from test_equal import SMALL, cached, solo_rows, words
 
@@ -28,7 +28,7 @@ STATES = "free cached closing waiting active held shared trash".split()
 def poolctl(c, *arguments, code=DONE):
     """What it printed as JSON; its code must be this one, and a failure comes with a sentence."""
     command = [BUILD / "poold/poolctl", "--config", c.write_config(), "--json", *map(str, arguments)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=STOP_S)
     assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
     assert (code == DONE) == (done.stderr == ""), done.stderr
     return json.loads(done.stdout) if done.stdout else None
@@ -131,7 +131,7 @@ def test_top_works_while_poold_stands(tiny_model):
         c.poold.thaw()
         assert [x["cells"] for x in later] == [first["cells"]] * 2
         top.terminate()
-        assert top.wait(30) == 0
+        assert top.wait(STOP_S) == 0
 
 
 # ---- codes

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from harness import BUILD, Cistern, Died, chat_body, eventually, stands_still
+from harness import BUILD, STOP_S, Cistern, Died, chat_body, eventually, stands_still
 from pool import ACTIVE, CLOSING
 from test_equal import cached, solo_rows, words
 from test_poolctl import CHUNK, LONG, SETTINGS, SLOW, held_up, idle, poolctl, two_pipelines
@@ -373,7 +373,7 @@ def test_a_gateway_that_ends_takes_its_tools_along(still):
     (pid,) = eventually(lambda: standing(c.gateway, 1), "the tool runs")
     pidfd = os.pidfd_open(pid)
     c.gateway.stop()
-    assert select.select([pidfd], [], [], 30)[0], "it is over"
+    assert select.select([pidfd], [], [], STOP_S)[0], "it is over"
     os.close(pidfd)
     response = waiting.getresponse()
     assert (response.status, json.loads(response.read())["error"]["code"]) == (503, "draining")
