@@ -247,40 +247,50 @@ START_TEST(rows_by_themselves_and_in_tiles)
 }
 END_TEST
 
+/* What the row's K and V are rounded to in the pool is spoilt, for the first head, before it is
+ * rounded on the way. */
+static void cell_spoil(const struct bench *b, uint32_t pos)
+{
+    const uint32_t chunk = CELLS / CHUNK + 1 - pos / CHUNK;
+    uint8_t *block = b->arena + chunk * b->kv.chunk_bytes + pos % CHUNK / 16 * b->kv.block_bytes;
+    const uint64_t codes = (uint64_t)pos % 16 * b->s.head_dim, scale = pos % 16 * 2;
+    ok(cudaMemsetAsync(block + codes, 0x55, b->s.head_dim, NULL));
+    ok(cudaMemsetAsync(block + b->kv.v_off + codes, 0x55, b->s.head_dim, NULL));
+    ok(cudaMemsetAsync(block + b->kv.k_scale_off + scale, 0xff, 2, NULL));
+    ok(cudaMemsetAsync(block + b->kv.v_scale_off + scale, 0xff, 2, NULL));
+}
+
+static void check_rounded(struct bench *b, uint32_t pos, uint32_t together)
+{
+    struct cuda_attend a = attend_of(b, together);
+    a.listed = NULL;
+    a.first_row = pos;
+    a.n_rows = 1;
+    ok(cuda_launch_flash(NULL, &a));
+    float *before = result(b);
+    uint8_t *cells = read_back(b->arena, b->arena_bytes);
+    cell_spoil(b, pos);
+    a.keep = 1;
+    ok(cuda_launch_flash(NULL, &a));
+    float *after = result(b);
+    check_same(b, before, after, "rounded on the way");
+    uint8_t *now = read_back(b->arena, b->arena_bytes);
+    ck_assert(memcmp(now, cells, b->arena_bytes) == 0);
+    free(before);
+    free(after);
+    free(cells);
+    free(now);
+}
+
 START_TEST(a_row_is_rounded_on_the_way)
 {
     struct bench b;
     bench_init(&b, &subjects[_i]);
-    if (b.block.k_bits == 8 && b.block.v_bits == 8)
-        for (uint32_t i = 0; i < ROWS; i += 5)
-            for (uint32_t together = 1; together <= CUDA_FLASH_STRETCH; together += 7) {
-                const uint32_t pos = span_at[i / SPAN] + i % SPAN;
-                struct cuda_attend a = attend_of(&b, together);
-                a.listed = NULL;
-                a.first_row = pos;
-                a.n_rows = 1;
-                ok(cuda_launch_flash(NULL, &a));
-                float *before = result(&b);
-                uint8_t *cells = read_back(b.arena, b.arena_bytes);
-                const uint32_t chunk = CELLS / CHUNK + 1 - pos / CHUNK;
-                uint8_t *at =
-                    b.arena + chunk * b.kv.chunk_bytes + pos % CHUNK / 16 * b.kv.block_bytes;
-                uint64_t wide = (uint64_t)pos % 16 * b.s.head_dim; /* of the first head */
-                ok(cudaMemsetAsync(at + wide, 0x55, b.s.head_dim, NULL));
-                ok(cudaMemsetAsync(at + b.kv.v_off + wide, 0x55, b.s.head_dim, NULL));
-                ok(cudaMemsetAsync(at + b.kv.k_scale_off + pos % 16 * 2, 0xff, 2, NULL));
-                ok(cudaMemsetAsync(at + b.kv.v_scale_off + pos % 16 * 2, 0xff, 2, NULL));
-                a.keep = 1;
-                ok(cuda_launch_flash(NULL, &a));
-                float *after = result(&b);
-                check_same(&b, before, after, "rounded on the way");
-                uint8_t *now = read_back(b.arena, b.arena_bytes);
-                ck_assert(memcmp(now, cells, b.arena_bytes) == 0);
-                free(before);
-                free(after);
-                free(cells);
-                free(now);
-            }
+    bool eight = b.block.k_bits == 8 && b.block.v_bits == 8;
+    for (uint32_t i = 0; i < ROWS && eight; i += 5) {
+        check_rounded(&b, span_at[i / SPAN] + i % SPAN, 1);
+        check_rounded(&b, span_at[i / SPAN] + i % SPAN, CUDA_FLASH_STRETCH);
+    }
     give_all();
 }
 END_TEST

@@ -150,7 +150,7 @@ static void bench_init(struct bench *b, const struct subject *s)
               .k_pad = k_pad},
         .y = { .f = get((uint64_t)ROWS * s->n_out * sizeof(*f),                                                                                           NULL), .width = s->n_out},
     };
-    ok(cuda_launch_quantise(NULL, &b->a.x, ROWS));
+    ok(cuda_launch_quantise(NULL, &(struct cuda_quantise){.x = b->a.x, .n_rows = ROWS}));
     free(file);
 }
 

@@ -18,7 +18,6 @@ enum {
     THREADS = 256,
     WARPS = THREADS / WARP,
     HEADS = 4, /* query heads at once */
-    UNIT = 16, /* cells that surely lie in one block */
     JOIN_THREADS = 256,
 };
 
@@ -71,20 +70,9 @@ __device__ __forceinline__ void values_of(const raw8<codes<4>> &from, float to[8
 
 /* Of one block of threads. */
 struct part_shared {
-    const uint8_t *block[CUDA_SPLIT_CELLS / UNIT]; /* of each 16 cells; NULL past the row */
-    float p[HEADS][CUDA_SPLIT_CELLS];              /* scores, then weights */
+    const uint8_t *block[CUDA_SPLIT_CELLS / CUDA_UNIT_CELLS]; /* of each unit of cells */
+    float p[HEADS][CUDA_SPLIT_CELLS];                         /* scores, then weights */
 };
-
-__device__ __forceinline__ void blocks_find(const cuda_attend &a, const cuda_row &row,
-                                            uint32_t first, part_shared *s)
-{
-    uint32_t pos = first + threadIdx.x * UNIT;
-    if (threadIdx.x >= CUDA_SPLIT_CELLS / UNIT) return;
-    s->block[threadIdx.x] = nullptr;
-    if (pos > row.pos) return;
-    cuda_entry e = entry_of(a.kv, row.lane, pos);
-    s->block[threadIdx.x] = block_of(a.kv, e, pos, e.slot >= 0);
-}
 
 /* The 8 values of a cell from value `at` on, of K or V. */
 template <typename T>
@@ -135,7 +123,7 @@ __device__ __forceinline__ void cells_ask(const cuda_attend &a, const part_share
             uint32_t c = own_cell(i0 + i), at = k * 64 + threadIdx.x % 8 * 8;
             uint32_t cell = (first + c) & ((1u << a.kv.block_shift) - 1);
             if (c < n && at < a.kv.head_dim)
-                raw_read(a, s->block[c / UNIT], is_v, head, cell, at, to[i][k]);
+                raw_read(a, s->block[c / CUDA_UNIT_CELLS], is_v, head, cell, at, to[i][k]);
         }
 }
 
@@ -290,7 +278,7 @@ __global__ void __launch_bounds__(THREADS, CHUNKS > 2 ? 1 : 2) split(const cuda_
     const uint32_t first = part * CUDA_SPLIT_CELLS, hd = a.kv.head_dim;
     if (first > r.pos) return;
     const uint32_t n = min(r.pos + 1 - first, (uint32_t)CUDA_SPLIT_CELLS);
-    blocks_find(a, r, first, &s);
+    blocks_find(a, r.lane, first, r.pos + 1, CUDA_SPLIT_CELLS, s.block);
     __syncthreads();
     const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads;
     for (uint32_t g = 0; g < group; g += HEADS) {

@@ -12,7 +12,8 @@
 
 enum {
     CELLS = CUDA_FLASH_CELLS,
-    UNIT = 16, /* cells that surely lie in one block */
+    STRETCH = CUDA_FLASH_STRETCH,
+    UNIT = CUDA_UNIT_CELLS,
 };
 
 template <int HD> constexpr __host__ __device__ int cells_bytes() { return CELLS * HD * 2; }
@@ -25,18 +26,6 @@ template <int HD> constexpr __host__ __device__ int cells_bytes() { return CELLS
 template <int W> __device__ __forceinline__ uint32_t half_at(uint32_t row, uint32_t sixteen)
 {
     return row * W + (sixteen ^ row % 8) * 8;
-}
-
-/* Where each 16 of n cells from a multiple of 16 on lie. */
-__device__ __forceinline__ void blocks_find(const cuda_attend &a, uint32_t lane, uint32_t first,
-                                            uint32_t end, uint32_t n, const uint8_t **to)
-{
-    uint32_t pos = first + threadIdx.x * UNIT;
-    if (threadIdx.x >= n / UNIT) return;
-    to[threadIdx.x] = a.kv.host;
-    if (pos >= end) return;
-    cuda_entry e = entry_of(a.kv, lane, pos);
-    to[threadIdx.x] = block_of(a.kv, e, pos, e.slot >= 0);
 }
 
 /* Asks for K or V (off) of one head and the cells [first, end); zeros where none is. */

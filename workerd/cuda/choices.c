@@ -8,13 +8,11 @@
 
 #include "workerd/cuda/cuda.h"
 
-enum { TASKS = 2 /* of a row: the choice, the probabilities */ };
-
 int cuda_choices_new(struct backend *b)
 {
     const struct backend_want *w = &b->want;
     struct cuda_sample *c = &b->choices;
-    uint64_t rows = min_u32(w->max_rows, CUDA_PICKS), n = rows * TASKS;
+    uint64_t rows = min_u32(w->max_rows, CUDA_PICKS), n = rows * CUDA_TASKS;
     uint64_t parts = (w->n_vocab + CUDA_PART - 1) / CUDA_PART;
     if (w->n_vocab == 0) return 0;
     b->max_words = (uint32_t)rows * LINK_BIASES_MAX * 2 + w->max_past;
@@ -102,9 +100,10 @@ bool cuda_choices_up(struct backend *b, struct sampler_row *rows, uint32_t n)
     if (greedy || b->now->refused) return greedy;
     for (uint32_t i = 0; i < n; i++)
         n_words = choice_add(b, &rows[i], i, n_words);
-    (void)cuda_ok(b, cudaMemcpyAsync((void *)b->choices.choices, b->now->choices,
-                                     CUDA_PICKS * sizeof(*b->now->choices) + n_words * 4ull,
-                                     cudaMemcpyHostToDevice, b->stream));
+    (void)cuda_ok(
+        b, cudaMemcpyAsync((void *)b->choices.choices, b->now->choices,
+                           CUDA_PICKS * sizeof(*b->now->choices) + n_words * sizeof(uint32_t),
+                           cudaMemcpyHostToDevice, b->stream));
     return false;
 }
 

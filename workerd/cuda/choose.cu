@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(ROW_THREADS) choose(const cuda_sample a)
     dependency_release();
     dependency_wait();
     const uint32_t row = blockIdx.x;
-    const task choice(a, row, CHOICE), probs(a, row, PROBS);
+    const task choice(a, row, CUDA_CHOICE), probs(a, row, CUDA_PROBS);
     uint32_t token = 0;
     if (choice.is_asked()) {
         token = token_of(choice);

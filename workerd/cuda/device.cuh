@@ -8,6 +8,10 @@
 #include "workerd/cuda/kernels.h"
 #include "workerd/cuda/machine.cuh"
 
+/* 1.5 x 2^23: of a float near it the last bits are an integer. */
+#define ROUND 12582912.0f
+#define ROUND_BITS 0x4b400000
+
 /* Codes of token rows lie as matrices of eight rows by 16 bytes (kernels.h): of eight rows and a
  * piece of 64 values together. Of one token row: */
 struct row_codes {
@@ -138,6 +142,18 @@ __device__ __forceinline__ uint8_t *block_of(const cuda_kv &kv, const cuda_entry
 __device__ __forceinline__ cuda_entry entry_of(const cuda_kv &kv, uint32_t lane, uint32_t pos)
 {
     return kv.tables[(uint64_t)lane * kv.table_room + (pos >> kv.chunk_shift)];
+}
+
+/* Where each unit of n cells from a multiple of one on lies; of those past `end`, an address. */
+__device__ __forceinline__ void blocks_find(const cuda_attend &a, uint32_t lane, uint32_t first,
+                                            uint32_t end, uint32_t n, const uint8_t **to)
+{
+    uint32_t pos = first + threadIdx.x * CUDA_UNIT_CELLS;
+    if (threadIdx.x >= n / CUDA_UNIT_CELLS) return;
+    to[threadIdx.x] = a.kv.host;
+    if (pos >= end) return;
+    cuda_entry e = entry_of(a.kv, lane, pos);
+    to[threadIdx.x] = block_of(a.kv, e, pos, e.slot >= 0);
 }
 
 #endif

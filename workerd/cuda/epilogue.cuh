@@ -44,6 +44,13 @@ struct before {
     uint8_t *host, *resident; /* where values of K or V go */
     float scale;              /* of the product */
     bool there;
+
+    /* Of a row that is not there nothing is written. */
+    __device__ __forceinline__ void leave_out()
+    {
+        there = false;
+        host = resident = nullptr;
+    }
 };
 
 /* Through to the pool, and to GPU memory where the chunk has a place there. */
@@ -161,6 +168,41 @@ __device__ __forceinline__ void epilogue(const cuda_product &a, uint32_t matrix,
             quantise_quads(h, b.there, out, row_codes(a.y, row));
         else if (b.there)
             halves_write(a.y, row - a.first_row, out, h);
+    }
+}
+
+/* A tile's sums in shared memory: of n_rows of the product's token rows, from row0 on. */
+struct tile_sums {
+    const float *at;     /* [row][OUTS + 4] */
+    const float *scales; /* [row]: row_scale's; of a prompt's rows there are none */
+    uint32_t row0, n_rows;
+};
+
+/* What follows all of them, of OUTS outputs, of two matrices half as many of each. A lane has four
+ * outputs of AHEAD rows at a time. */
+template <int MATRICES, int OUTS, int THREADS, bool HALVES>
+__device__ __forceinline__ void sums_follow(const cuda_product &a, const tile_place &place,
+                                            const tile_sums &s)
+{
+    const int AHEAD = 4, lanes = OUTS / MATRICES / 4, step = THREADS / lanes;
+    const uint32_t of = threadIdx.x % lanes * 4, n = s.n_rows;
+    for (uint32_t t0 = 0; t0 < n; t0 += step * AHEAD) {
+        before b[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint32_t t = t0 + i * step + threadIdx.x / lanes, at = min(t, n - 1);
+            const uint32_t row = (HALVES ? a.first_row : 0) + s.row0 + at;
+            b[i] = read_before(a, place.matrix, place.first + of, row, HALVES ? 1 : s.scales[at]);
+            if (t >= n) b[i].leave_out();
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint32_t at = min(t0 + i * step + threadIdx.x / lanes, n - 1);
+            const uint32_t row = (HALVES ? a.first_row : 0) + s.row0 + at;
+            const float4 *v = (const float4 *)(s.at + at * (OUTS + 4) + of);
+            epilogue<HALVES>(a, place.matrix, place.first + of, row, b[i], v[0],
+                             v[MATRICES == 2 ? OUTS / 8 : 0]);
+        }
     }
 }
 

@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(THREADS, 2) few(const cuda_product a)
     float acc[M][2][NT][4] = {};
     range_sum<PACK, M, NT, DEEP>(f, ring, n, lane, acc);
     if (!early && busy) b = read_before(a, place.matrix, out, row, row_scale(a, row));
-    if (busy && row0 + token >= a.n_rows) b.there = false, b.host = b.resident = nullptr;
+    if (busy && row0 + token >= a.n_rows) b.leave_out();
     float *sums = (float *)shared;
     __syncthreads();
 #pragma unroll

@@ -18,14 +18,14 @@
 enum {
     FEW_THREADS = 128,
     FEW_HEADS = 16,
-    STRETCH = CUDA_FLASH_STRETCH,
 };
 
 struct few_shared {
     const uint8_t *blocks[STRETCH * CELLS / UNIT];
     float most[4][FEW_HEADS];
 };
-enum { P_HALVES = CELLS + 8, P_BYTES = FEW_HEADS * P_HALVES * 2 }; /* of a row of p: as of cells */
+/* Of a row of p: eight of them lie in different banks. */
+enum { P_HALVES = CELLS + 8, P_BYTES = FEW_HEADS * P_HALVES * 2 };
 
 /* A's fragments of a row's heads. Of 16 there are 8 H. */
 template <int HD, int H>
@@ -264,11 +264,7 @@ template <class KV, int H> struct few_sums {
         for (int h = 0; h < H; h++) {
             const joint j(most[h], part[h], a.scale * LOG2_E);
             sum[h] = fmaf(sum[h], j.old, l[2 * h] * j.fresh);
-#pragma unroll
-            for (int n = 0; n < KV::N; n++)
-#pragma unroll
-                for (int i = 2 * h; i < 2 * h + 2; i++)
-                    o[n][i] = fmaf(o[n][i], j.old, of[n][i] * j.fresh);
+            values_join<KV::N>(o, of, h, j);
         }
     }
     /* at: of the block's parts, the first head: index of ml; heads are `stride` apart. */

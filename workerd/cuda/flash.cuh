@@ -117,4 +117,17 @@ struct joint {
     }
 };
 
+/* A part's sums of a lane's values of one row, which are o[n][2 h] and the next, join those before.
+ */
+template <int N>
+__device__ __forceinline__ void values_join(float o[N][4], const float of[N][4], int h,
+                                            const joint &j)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 2 * h; i < 2 * h + 2; i++)
+            o[n][i] = fmaf(o[n][i], j.old, of[n][i] * j.fresh);
+}
+
 #endif

@@ -57,7 +57,7 @@ template <int PACK> __global__ void __launch_bounds__(THREADS) floats(const cuda
     if (warp > 0) return; /* a row is eight lanes' */
     const uint32_t r = lane / 8, row = min(row0 + r, a.n_rows - 1), of = lane % 8 * 4;
     before b = read_before(a, place.matrix, place.first + of, row, row_scale(a, row));
-    if (row0 + r >= a.n_rows) b.there = false, b.host = b.resident = nullptr;
+    if (row0 + r >= a.n_rows) b.leave_out();
     epilogue(a, place.matrix, place.first + of, row, b, *(const float4 *)&out[0][r][of],
              *(const float4 *)&out[n - 1][r][of]);
 }

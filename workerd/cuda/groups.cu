@@ -60,7 +60,7 @@ template <int HD> struct group_rows {
         const uint32_t hd = a.kv.head_dim;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const tile_place at(a, row(h));
+            const query_place at(a, row(h));
             const float *from = a.q.f + (uint64_t)at.row * a.q.width + at.head * hd;
 #pragma unroll
             for (int k = 0; k < HD / 8; k++) {
@@ -143,7 +143,7 @@ template <int HD> struct group_rows {
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const tile_place at(a, row(h));
+            const query_place at(a, row(h));
             float before = shared.most_before[row(h)], by = shared.sum_before[row(h)];
             const bool has = most[h] != -CUDART_INF_F;
             float old = 1, fresh = -0.0f; /* x 1 + 0 -0 is x, also if that is -0 */
@@ -216,11 +216,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 1) flash_groups(const cuda_atten
     const tile_parts parts(a);
     if (parts.begin >= parts.n) return;
     if (shared_address(shared_memory()) % SWIZZLE_BYTES) __trap();
-    s.most_before[threadIdx.x % TILE_ROWS] = -CUDART_INF_F;
-    s.sum_before[threadIdx.x % TILE_ROWS] = 0;
-    blocks_find(a, parts.lane, parts.begin * CELLS, parts.end, STRETCH_CELLS,
-                s.blocks[parts.begin / STRETCH % 2]);
-    __syncthreads();
+    parts.start(a, s);
     group_rows<HD> rows;
     cells_ask_for<HD, CODES>(a, s, parts, parts.begin);
     rows.query_put(a, memory::query());
@@ -232,12 +228,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 1) flash_groups(const cuda_atten
     for (uint32_t i = parts.begin; i < parts.n; i++) {
         const bool is_last = i + 1 == parts.n;
         group_part<HD, CODES, PLAIN>(a, s, parts, i, rows);
-        if ((i + 1) % STRETCH && !is_last) continue;
-        if (a.each)
-            rows.stretch_leave(a, i / STRETCH);
-        else
-            rows.stretch_join(a, s, is_last);
-        rows.stretch_begin();
+        stretch_end(a, s, i, is_last, rows);
     }
 #endif
 }

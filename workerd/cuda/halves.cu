@@ -37,11 +37,12 @@ template <int PACK, int G, int N> struct shape {
     static const int SLOT_BYTES =
         (ROWS_BYTES + WEIGHTS_BYTES + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
     /* Of few rows two blocks share a multiprocessor. */
-    static const int SLOTS = G == 4 ? 6 : N == 32 ? 12 : 8;
+    static const int SLOTS = G == 4 ? 6 : N == FEW ? 12 : 8;
     /* Fragments of sixteen k that are made together, as many as there are registers for: making
      * them takes a warp longer alone than wgmma takes to multiply them. */
     static const int AT_ONCE = G == 4 ? 1 : 4;
-    static const int OUT_STRIDE = OUTS + 4; /* rows of a warp's sums in different banks */
+    static const int OUT_STRIDE =
+        OUTS + 4; /* struct tile_sums: rows of a warp in different banks */
     /* Shared memory: the slots, then their phases. */
     static const int PHASES = SLOTS * SLOT_BYTES, bytes = PHASES + 2 * SLOTS * 8;
     static_assert(ROWS * OUT_STRIDE * 4 <= PHASES, "sums lie where pieces lay");
@@ -79,12 +80,8 @@ template <int PACK, int M, int G, int N> struct feeder {
         : at(shape<PACK, G, N>::ROWS_BYTES + warp * BYTES + l * 16), lane(l)
     {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int t = warp + i * FEED_WARPS, each = TILES / M;
-            const cuda_matrix &m = a.m[p.matrix + t / each];
-            const uint64_t tile = min(p.first / 16 + t % each, (m.n_out - 1) / 16);
-            from[i] = (const uint8_t *)m.codes + tile * (a.x.k_pad / CUDA_PIECE) * BYTES + l * 16;
-        }
+        for (int i = 0; i < EACH; i++)
+            from[i] = weights_of<PACK>(a, p, warp + i * FEED_WARPS, TILES / M) + l * 16;
     }
     __device__ __forceinline__ void ask(uint8_t *slot, uint64_t *full)
     {
@@ -253,32 +250,6 @@ __device__ __forceinline__ void tile_write(float *out, int warp, int lane,
                 acc[n][k];
 }
 
-/* A lane has four outputs of AHEAD rows at a time. */
-template <int PACK, int M, int G, int N>
-__device__ __forceinline__ void rows_write(const cuda_product &a, const tile_place &place,
-                                           uint32_t row0, const float *out)
-{
-    typedef shape<PACK, G, N> shape;
-    const int AHEAD = 4, lanes = shape::OUTS / M / 4, step = shape::THREADS / lanes;
-    const uint32_t of = threadIdx.x % lanes * 4, n = min(a.n_rows - row0, (uint32_t)N);
-    for (uint32_t t0 = 0; t0 < n; t0 += step * AHEAD) {
-        before b[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const uint32_t t = t0 + i * step + threadIdx.x / lanes, at = min(t, n - 1);
-            b[i] = read_before(a, place.matrix, place.first + of, a.first_row + row0 + at, 1);
-            if (t >= n) b[i].there = false, b[i].host = b[i].resident = nullptr;
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const uint32_t at = min(t0 + i * step + threadIdx.x / lanes, n - 1);
-            const float4 *v = (const float4 *)(out + at * shape::OUT_STRIDE + of);
-            epilogue<true>(a, place.matrix, place.first + of, a.first_row + row0 + at, b[i], v[0],
-                           v[M == 2 ? shape::OUTS / 8 : 0]);
-        }
-    }
-}
-
 #endif
 
 template <int PACK, int M, int G, int N>
@@ -313,7 +284,8 @@ __global__ void __launch_bounds__(G *GROUP_THREADS + FEEDERS, G == 1 ? 2 : 1)
     float *out = (float *)r.at;
     tile_write<PACK, G, N>(out, warp, lane, acc);
     barrier_wait(BARRIER, shape::THREADS);
-    rows_write<PACK, M, G, N>(a, place, row0, out);
+    const tile_sums sums = {out, nullptr, row0, min(a.n_rows - row0, (uint32_t)N)};
+    sums_follow<M, shape::OUTS, shape::THREADS, true>(a, place, sums);
 #endif
 }
 

@@ -5,9 +5,8 @@
  */
 #include "workerd/cuda/flash.cuh"
 
-enum { JOIN_THREADS = 128, STRETCH = CUDA_FLASH_STRETCH };
-
 enum {
+    JOIN_THREADS = 128,
     JOIN_PARTS = 64,  /* whose factors are made at once: two a lane of a warp */
     JOIN_HEADS = 512, /* of all rows, with which each warp has four values a lane */
 };

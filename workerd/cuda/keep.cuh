@@ -10,9 +10,6 @@
 
 enum { GROUP = 64, GROUP_LANES = 16 };
 
-#define ROUND 12582912.0f /* 1.5 x 2^23: of a float near it the last bits are an integer */
-#define ROUND_BITS 0x4b400000
-
 /* Of the 16 lanes' values the one of largest magnitude, of two such the positive one. */
 __device__ __forceinline__ float most_of(float4 v)
 {
@@ -23,8 +20,9 @@ __device__ __forceinline__ float most_of(float4 v)
         if (fabsf(all[i]) > fabsf(most) || (fabsf(all[i]) == fabsf(most) && all[i] > most))
             most = all[i];
     for (int o = GROUP_LANES / 2; o; o >>= 1) {
-        float v = __shfl_xor_sync(~0u, most, o);
-        if (fabsf(v) > fabsf(most) || (fabsf(v) == fabsf(most) && v > most)) most = v;
+        float other = __shfl_xor_sync(~0u, most, o);
+        if (fabsf(other) > fabsf(most) || (fabsf(other) == fabsf(most) && other > most))
+            most = other;
     }
     return most;
 }

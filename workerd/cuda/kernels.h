@@ -27,12 +27,14 @@ enum {
     CUDA_X_SCALES = 512, /* in a piece of eight rows: codes, then scales, then sums */
     CUDA_X_SUMS = 576,
     CUDA_X_BYTES = 640,
-    CUDA_HALVES_ROWS = 128, /* token rows whose halves lie together */
-    CUDA_SPLIT_CELLS = 256, /* cells whose attention is summed by itself, at fixed positions */
-    CUDA_FLASH_CELLS = 128, /* likewise with tensor cores */
-    CUDA_FLASH_STRETCH = 8, /* parts that join by themselves */
-    CUDA_FLASH_DIM = 128,   /* heads of at most so many values have tiles of token rows */
-    CUDA_FLASH_ROWS = 128,  /* (token row, query head) of such a tile */
+    CUDA_HALVES_ROWS = 128,   /* token rows whose halves lie together */
+    CUDA_WIDTH_MAX = 1 << 16, /* values of a row: norm keeps a sum of each block in shared memory */
+    CUDA_UNIT_CELLS = 16,     /* cells that surely lie in one block */
+    CUDA_SPLIT_CELLS = 256,   /* cells whose attention is summed by itself, at fixed positions */
+    CUDA_FLASH_CELLS = 128,   /* likewise with tensor cores */
+    CUDA_FLASH_STRETCH = 8,   /* parts that join by themselves */
+    CUDA_FLASH_DIM = 128,     /* heads of at most so many values have tiles of token rows */
+    CUDA_FLASH_ROWS = 128,    /* (token row, query head) of such a tile */
     CUDA_HEAD_DIM_MAX = 256,
     CUDA_PART = 4096, /* logits of a row that a block of threads looks at */
     CUDA_BINS = 512,  /* how far below the largest they lie, in sixteenths */
@@ -82,7 +84,8 @@ struct cuda_matrix {
  * and halves of prompts' rows, counted from the window's first such row, where those have an
  * arithmetic of their own (halves.cu): [row / 128][k / 64][row % 128][64], as wgmma reads rows of
  * 128 bytes, swizzled (sixteen bytes c lie at c ^ row % 8); of sixteen k in the order in which a
- * lane finds codes of weights: 0 1 4 5 8 9 12 13, then 2 3 6 7 10 11 14 15. */
+ * lane finds codes of weights: 0 1 4 5 8 9 12 13, then 2 3 6 7 10 11 14 15. Rows that no matrix
+ * multiplies have float32 values alone. */
 struct cuda_rows {
     float *f;
     int8_t *q;
@@ -155,7 +158,12 @@ struct cuda_norm {
     uint32_t first_row, n_rows, dependent;
 };
 
-struct cuda_halve { /* x's halves of its float32 values */
+struct cuda_quantise { /* x's codes of its float32 values */
+    struct cuda_rows x;
+    uint32_t n_rows;
+};
+
+struct cuda_halve { /* x's halves of them */
     struct cuda_rows x;
     uint32_t first_row, n_rows, dependent;
 };
@@ -260,17 +268,19 @@ struct cuda_extreme { /* of a part of a row */
     uint32_t nan;    /* whether one is none */
 };
 
-/* [2]: of a row's choice, of its probabilities. */
+/* What is asked of a row: a choice of a token, probabilities of tokens. */
+enum cuda_task { CUDA_CHOICE, CUDA_PROBS, CUDA_TASKS };
+
 struct cuda_sample {
     struct cuda_rows x;
     const struct cuda_choice *choices; /* [row] */
     const uint32_t *words;
     float *adjusted;               /* [row][n_vocab] */
-    struct cuda_extreme *extremes; /* [row][2][part] */
-    uint64_t *sums;                /* [row][2][part]: masses */
-    uint32_t *bins;                /* [row][2][CUDA_BINS] */
-    uint32_t *listed;              /* [row][2] */
-    uint64_t *list;                /* [row][2][CUDA_LIST] */
+    struct cuda_extreme *extremes; /* [row][task][part] */
+    uint64_t *sums;                /* [row][task][part]: masses */
+    uint32_t *bins;                /* [row][task][CUDA_BINS] */
+    uint32_t *listed;              /* [row][task] */
+    uint64_t *list;                /* [row][task][CUDA_LIST] */
     uint32_t *token, *host_token;  /* of struct cuda_argmax */
     struct link_probs *probs;      /* [row], in pinned memory */
     uint32_t n_rows, n_vocab, dependent, overlaps;
@@ -286,7 +296,7 @@ struct cuda_repack {
 
 cudaError_t cuda_launch_product(cudaStream_t s, const struct cuda_product *a);
 cudaError_t cuda_launch_norm(cudaStream_t s, const struct cuda_norm *a);
-cudaError_t cuda_launch_quantise(cudaStream_t s, const struct cuda_rows *x, uint32_t n_rows);
+cudaError_t cuda_launch_quantise(cudaStream_t s, const struct cuda_quantise *a);
 cudaError_t cuda_launch_halve(cudaStream_t s, const struct cuda_halve *a);
 cudaError_t cuda_launch_attend(cudaStream_t s, const struct cuda_attend *a);
 /* The same with tensor cores, for K/V of 16 bits and less: single rows, and spans of at most

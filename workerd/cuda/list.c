@@ -103,7 +103,7 @@ static cudaError_t op_launch(cudaStream_t s, const struct cuda_op *op)
     case CUDA_OP_NORM:
         return cuda_launch_norm(s, &op->norm);
     case CUDA_OP_QUANTISE:
-        return cuda_launch_quantise(s, &op->quantise.x, op->quantise.n_rows);
+        return cuda_launch_quantise(s, &op->quantise);
     case CUDA_OP_HALVE:
         return cuda_launch_halve(s, &op->halve);
     case CUDA_OP_PRODUCT:

@@ -32,11 +32,6 @@ struct cuda_rows_copy {
     uint64_t bytes;
 };
 
-struct cuda_quantise {
-    struct cuda_rows x;
-    uint32_t n_rows;
-};
-
 struct cuda_op { /* zeroed before it is filled: lists are compared by their bytes */
     uint32_t kind, pad_;
     union {

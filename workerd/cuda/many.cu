@@ -21,24 +21,13 @@ enum {
     ROW_TILES = ROWS / CUDA_X_ROWS,
     SUMS = OUTS * ROWS / THREADS / 4, /* of a thread, in fours */
     TOTALS_BYTES = OUTS * ROWS * 4,
-    OUT_STRIDE = OUTS + 4, /* rows of a warp's sums in different banks */
+    OUT_STRIDE = OUTS + 4, /* struct tile_sums: rows of a warp in different banks */
     SLOTS = 6,             /* pieces: two are multiplied, two on their way, two just read */
 };
 
 template <int PACK> constexpr __host__ __device__ int slot_bytes()
 {
     return OUT_TILES * piece<PACK>::bytes + ROW_TILES * CUDA_X_BYTES;
-}
-
-/* Where tile t of the block's OUT_TILES lies: its first piece. */
-template <int PACK, int M>
-__device__ __forceinline__ const uint8_t *weights_of(const cuda_product &a, const tile_place &p,
-                                                     int t)
-{
-    const int each = OUT_TILES / M;
-    const cuda_matrix &m = a.m[p.matrix + t / each];
-    const uint64_t tile = min(p.first / 16 + t % each, (m.n_out - 1) / 16);
-    return (const uint8_t *)m.codes + tile * (a.x.k_pad / CUDA_PIECE) * piece<PACK>::bytes;
 }
 
 /* Where eight token rows lie, of the block's ROW_TILES times eight from row0 on. */
@@ -90,31 +79,6 @@ struct range_walk {
     }
 };
 
-/* A lane has four outputs of AHEAD rows at a time, 32 lanes those of M rows. */
-template <int M>
-__device__ __forceinline__ void rows_write(const cuda_product &a, const tile_place &place,
-                                           uint32_t row0, const float *out, const float *scales)
-{
-    const int AHEAD = 4, lanes = OUTS / M / 4, step = THREADS / lanes;
-    const uint32_t of = threadIdx.x % lanes * 4, n = min(a.n_rows - row0, (uint32_t)ROWS);
-    for (uint32_t t0 = 0; t0 < n; t0 += step * AHEAD) {
-        before b[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const uint32_t t = t0 + i * step + threadIdx.x / lanes, at = min(t, n - 1);
-            b[i] = read_before(a, place.matrix, place.first + of, row0 + at, scales[at]);
-            if (t >= n) b[i].there = false, b[i].host = b[i].resident = nullptr;
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const uint32_t at = min(t0 + i * step + threadIdx.x / lanes, n - 1);
-            const float4 *v = (const float4 *)(out + at * OUT_STRIDE + of);
-            epilogue(a, place.matrix, place.first + of, row0 + at, b[i], v[0],
-                     v[M == 2 ? OUTS / 8 : 0]);
-        }
-    }
-}
-
 __device__ __forceinline__ void scales_read(const cuda_product &a, uint32_t row0, float *scales)
 {
     for (uint32_t t = threadIdx.x / 8; t < ROWS; t += THREADS / 8) {
@@ -138,7 +102,7 @@ template <int PACK, int M> struct feed {
         : lane(lane)
     {
         const int t = warp / 2, half = warp % 2 * (piece<PACK>::bytes / 2);
-        w = weights_of<PACK, M>(a, p, t) + half + lane * 16;
+        w = weights_of<PACK>(a, p, t, OUT_TILES / M) + half + lane * 16;
         w_at = t * piece<PACK>::bytes + half + lane * 16;
         x = rows_of(a, row0, warp) + lane * 16;
         x_at = OUT_TILES * piece<PACK>::bytes + warp * CUDA_X_BYTES + lane * 16;
@@ -258,7 +222,8 @@ template <int PACK, int M> __global__ void __launch_bounds__(THREADS, 1) many(co
     float *out = (float *)shared;
     tile_write(out, warp, lane, acc);
     __syncthreads();
-    rows_write<M>(a, place, row0, out, scales);
+    const tile_sums sums = {out, scales, row0, min(a.n_rows - row0, (uint32_t)ROWS)};
+    sums_follow<M, OUTS, THREADS, false>(a, place, sums);
 }
 
 template <int PACK, int M> static cudaError_t launch_many(cudaStream_t s, const cuda_product *a)

@@ -9,10 +9,6 @@
 #include "common/gguf.h"
 #include "workerd/cuda/cuda.h"
 
-enum {
-    WIDTH_MAX = 1 << 16, /* of a matrix: two rows of activations fit a block's shared memory */
-};
-
 struct allocation {
     struct allocation *next;
     void *at;
@@ -131,9 +127,9 @@ static int refuse_upload(const struct backend_tensor *t, int r, struct why *why)
 int cuda_weight(struct backend *b, enum weight_use use, const struct backend_tensor *t,
                 struct why *why, struct backend_weight **ret)
 {
-    if (t->n_in == 0 || t->n_in % CUDA_BLOCK || t->n_in > WIDTH_MAX || t->n_out == 0)
+    if (t->n_in == 0 || t->n_in % CUDA_BLOCK || t->n_in > CUDA_WIDTH_MAX || t->n_out == 0)
         return why_set(why, -ENOTSUP, "%s: rows of %u values: must be a multiple of %d up to %d",
-                       t->name, t->n_in, CUDA_BLOCK, WIDTH_MAX);
+                       t->name, t->n_in, CUDA_BLOCK, CUDA_WIDTH_MAX);
     bool plain = use == WEIGHT_LOOKUP;
     struct backend_weight *w = cuda_get_host(b, sizeof(*w));
     *w = (struct backend_weight){

@@ -13,9 +13,6 @@
  */
 #include "workerd/cuda/epilogue.cuh"
 
-#define FLOAT_BITS 0x4b400000 /* of 1.5 x 2^23 */
-#define FLOAT_BASE 12582912.0f
-
 /* The first piece of range r. */
 __device__ __forceinline__ uint32_t range_begin(uint32_t n_pieces, uint32_t r)
 {
@@ -25,6 +22,17 @@ __device__ __forceinline__ uint32_t range_begin(uint32_t n_pieces, uint32_t r)
 template <int PACK> struct piece {
     static const int bytes = CUDA_PIECE_BYTES(PACK);
 };
+
+/* The first piece of tile t of a block of threads, which has `each` tiles of 16 outputs of a
+ * matrix. A matrix that has not so many repeats its last one: what is made of that is not kept. */
+template <int PACK>
+__device__ __forceinline__ const uint8_t *weights_of(const cuda_product &a, const tile_place &p,
+                                                     int t, int each)
+{
+    const cuda_matrix &m = a.m[p.matrix + t / each];
+    const uint64_t tile = min(p.first / 16 + t % each, (m.n_out - 1) / 16);
+    return (const uint8_t *)m.codes + tile * (a.x.k_pad / CUDA_PIECE) * piece<PACK>::bytes;
+}
 
 /* A lane's part of 16 outputs by 64 k. [block][...][output half] */
 template <int PACK> struct weights {
@@ -72,7 +80,7 @@ template <int PACK> struct weights {
         for (int b = 0; b < 2; b++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                base[b][i] = -(FLOAT_BASE * d[b][i]);
+                base[b][i] = -(ROUND * d[b][i]);
     }
 
     __device__ __forceinline__ static void halves(const uint8_t *at, float to[2][2])
@@ -108,7 +116,7 @@ template <int PACK> struct codes {
         for (int k = 0; k < 2; k++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                start[k][i] = FLOAT_BITS - (PACK == CUDA_Q4_0 ? 8 * of[k][i] : 0);
+                start[k][i] = ROUND_BITS - (PACK == CUDA_Q4_0 ? 8 * of[k][i] : 0);
                 sum[k][i] = PACK == CUDA_Q4_1 ? d[k][i] * (float)of[k][i] : 0.0f;
             }
     }

@@ -4,16 +4,17 @@
  * carrying them from and to another card, the angles of rope. A row's arithmetic is that of its own
  * block of threads.
  */
+#include "common/gguf.h"
 #include "workerd/cuda/device.cuh"
 
-enum { NORM_THREADS = 1024, NORM_WIDTH_MAX = 1 << 16, ROW_THREADS = 256 };
+enum { NORM_THREADS = 1024, ROW_THREADS = 256 };
 
 /* RMSNorm in one step: where no product made what it is of, or floats are multiplied. A thread has
  * four consecutive values of every 4,096; the norm's weights, which no kernel writes, are asked for
  * before the wait. */
 __global__ void __launch_bounds__(NORM_THREADS) norm(const cuda_norm a)
 {
-    __shared__ float squares[NORM_WIDTH_MAX / CUDA_BLOCK];
+    __shared__ float squares[CUDA_WIDTH_MAX / CUDA_BLOCK];
     const uint32_t n4 = a.x.width / 4, row = a.first_row + blockIdx.x;
     const float4 zero = make_float4(0, 0, 0, 0);
     const float4 *w = (const float4 *)a.w;
@@ -75,15 +76,12 @@ extern "C" cudaError_t cuda_launch_norm(cudaStream_t s, const struct cuda_norm *
     return launch(s, a->dependent, norm, a->n_rows, NORM_THREADS, 0, *a);
 }
 
-extern "C" cudaError_t cuda_launch_quantise(cudaStream_t s, const struct cuda_rows *x,
-                                            uint32_t n_rows)
+extern "C" cudaError_t cuda_launch_quantise(cudaStream_t s, const struct cuda_quantise *a)
 {
-    return launch(s, false, quantise, n_rows, ROW_THREADS, 0, *x);
+    return launch(s, false, quantise, a->n_rows, ROW_THREADS, 0, a->x);
 }
 
 /* ---- ggml's blocks ---- */
-
-enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8 }; /* enum ggml_type */
 
 __device__ __forceinline__ float half_at(const uint8_t *p)
 {
@@ -92,28 +90,28 @@ __device__ __forceinline__ float half_at(const uint8_t *p)
 
 __device__ __forceinline__ uint32_t block_bytes(uint32_t type)
 {
-    return type == Q4_0 ? 18 : type == Q4_1 ? 20 : 34;
+    return type == GGML_Q4_0 ? 18 : type == GGML_Q4_1 ? 20 : 34;
 }
 
 /* Value i of a row. */
 __device__ float value_of(uint32_t type, const uint8_t *row, uint32_t i)
 {
-    if (type == F32) return ((const float *)row)[i];
-    if (type == F16) return __half2float(((const __half *)row)[i]);
+    if (type == GGML_F32) return ((const float *)row)[i];
+    if (type == GGML_F16) return __half2float(((const __half *)row)[i]);
     const uint8_t *b = row + (uint64_t)(i / CUDA_BLOCK) * block_bytes(type);
     uint32_t k = i % CUDA_BLOCK;
     float d = half_at(b);
-    if (type == Q8_0) return d * (float)(int8_t)b[2 + k];
-    int code = b[(type == Q4_1 ? 4 : 2) + k % 16];
+    if (type == GGML_Q8_0) return d * (float)(int8_t)b[2 + k];
+    int code = b[(type == GGML_Q4_1 ? 4 : 2) + k % 16];
     code = k < 16 ? code & 15 : code >> 4;
-    return type == Q4_1 ? d * (float)code + half_at(b + 2) : d * (float)(code - 8);
+    return type == GGML_Q4_1 ? d * (float)code + half_at(b + 2) : d * (float)(code - 8);
 }
 
 __device__ __forceinline__ uint64_t row_bytes(uint32_t type, uint32_t n)
 {
-    return type == F32   ? 4ull * n
-           : type == F16 ? 2ull * n
-                         : (uint64_t)(n / CUDA_BLOCK) * block_bytes(type);
+    return type == GGML_F32   ? 4ull * n
+           : type == GGML_F16 ? 2ull * n
+                              : (uint64_t)(n / CUDA_BLOCK) * block_bytes(type);
 }
 
 __global__ void __launch_bounds__(ROW_THREADS) lookup(const cuda_lookup a)

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(PART_THREADS) look(const cuda_sample a)
     const task t(a, row, blockIdx.z);
     if (!t.is_asked()) return;
     const float *from = a.x.f + (uint64_t)row * a.x.width + first;
-    if (blockIdx.z == CHOICE && t.adjusts()) {
+    if (blockIdx.z == CUDA_CHOICE && t.adjusts()) {
         for (uint32_t i = threadIdx.x; i < n; i += PART_THREADS)
             l[i] = from[i];
         __syncthreads();
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(PART_THREADS) gather(const cuda_sample a)
 
 extern "C" cudaError_t cuda_launch_sample(cudaStream_t s, const struct cuda_sample *a)
 {
-    const dim3 parts((a->n_vocab + CUDA_PART - 1) / CUDA_PART, a->n_rows, TASKS);
+    const dim3 parts((a->n_vocab + CUDA_PART - 1) / CUDA_PART, a->n_rows, CUDA_TASKS);
     cudaError_t e = launch(s, a->dependent, look, parts, PART_THREADS, 0, *a);
     if (e == cudaSuccess) e = launch(s, a->overlaps, weigh, parts, PART_THREADS, 0, *a);
     if (e == cudaSuccess) e = launch(s, a->overlaps, gather, parts, PART_THREADS, 0, *a);

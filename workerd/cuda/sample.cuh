@@ -73,8 +73,6 @@ __device__ __forceinline__ uint32_t greedy(const cuda_extreme &e)
 
 /* ---- tasks ---- */
 
-enum { CHOICE, PROBS, TASKS };
-
 /* A task of a row, and where its numbers lie. */
 struct task {
     const cuda_choice &c;
@@ -87,9 +85,9 @@ struct task {
 
     __device__ task(const cuda_sample &a, uint32_t row, uint32_t kind)
         : c(a.choices[row]), n_parts((a.n_vocab + CUDA_PART - 1) / CUDA_PART), n_vocab(a.n_vocab),
-          logits(a.x.f + (uint64_t)row * a.x.width), is_choice(kind == CHOICE)
+          logits(a.x.f + (uint64_t)row * a.x.width), is_choice(kind == CUDA_CHOICE)
     {
-        uint64_t i = (uint64_t)row * TASKS + kind;
+        uint64_t i = (uint64_t)row * CUDA_TASKS + kind;
         if (is_choice && adjusts()) logits = a.adjusted + (uint64_t)row * a.n_vocab;
         extremes = a.extremes + i * n_parts;
         sums = (mass_sum *)a.sums + i * n_parts;

@@ -17,6 +17,8 @@
  */
 #include "workerd/cuda/tiles.cuh"
 
+enum { JOIN_THREADS = 128 };
+
 /* ---- a warp's rows ---- */
 
 /* What a lane has: of two tiles of 16 rows the scores of half of a part's cells, and sums of half
@@ -61,7 +63,7 @@ template <int HD> struct tile_rows {
         for (int t = 0; t < 2; t++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const tile_place at(a, row(t, h));
+                const query_place at(a, row(t, h));
                 const float *from = a.q.f + (uint64_t)at.row * a.q.width + at.head * hd;
 #pragma unroll
                 for (int k = 0; k < HD / 8; k++) {
@@ -204,15 +206,15 @@ template <int HD> struct tile_rows {
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             row_values<N> v[2] = {
-                {a, tile_place(a, row(t, 0)).values(a), first_value()},
-                {a, tile_place(a, row(t, 1)).values(a), first_value()},
+                {a, query_place(a, row(t, 0)).values(a), first_value()},
+                {a, query_place(a, row(t, 1)).values(a), first_value()},
             };
             v[0].read(first[t][0]);
             v[1].read(first[t][1]);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const bool stays = most[t][h] == -CUDART_INF_F && !is_last;
-                if (tile_place(a, row(t, h)).there && !stays)
+                if (query_place(a, row(t, h)).there && !stays)
                     v[h].join(o[t], h, old[t][h], fresh[t][h], is_last, s.sum_before[row(t, h)]);
             }
         }
@@ -323,11 +325,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 1) flash_tiles(const cuda_attend
     dependency_wait();
     const tile_parts parts(a);
     if (parts.begin >= parts.n) return;
-    s.most_before[threadIdx.x % TILE_ROWS] = -CUDART_INF_F;
-    s.sum_before[threadIdx.x % TILE_ROWS] = 0;
-    blocks_find(a, parts.lane, parts.begin * CELLS, parts.end, STRETCH_CELLS,
-                s.blocks[parts.begin / STRETCH % 2]);
-    __syncthreads();
+    parts.start(a, s);
     loop::begin(a, s, parts);
     tile_rows<HD> rows;
     rows.stretch_begin();
@@ -335,12 +333,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 1) flash_tiles(const cuda_attend
     for (uint32_t i = parts.begin; i < parts.n; i++) {
         const bool is_last = i + 1 == parts.n;
         loop::part(a, s, parts, i, rows);
-        if ((i + 1) % STRETCH && !is_last) continue;
-        if (a.each)
-            rows.stretch_leave(a, i / STRETCH);
-        else
-            rows.stretch_join(a, s, is_last);
-        rows.stretch_begin();
+        stretch_end(a, s, i, is_last, rows);
     }
 }
 
@@ -352,7 +345,7 @@ __global__ void __launch_bounds__(JOIN_THREADS) tiles_join(const cuda_attend a)
     dependency_wait();
     const uint32_t i = blockIdx.z * (JOIN_THREADS / WARP) + threadIdx.x / WARP, hd = a.kv.head_dim;
     const uint32_t d = threadIdx.x % WARP * 4;
-    const tile_place at(a, i);
+    const query_place at(a, i);
     if (!at.there || d >= hd) return;
     const uint32_t n = a.kv.rows[at.row].pos / STRETCH_CELLS + 1;
     const float2 *ml = (const float2 *)a.ml + tile_entry(a, i, 0);

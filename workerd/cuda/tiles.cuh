@@ -12,9 +12,7 @@ enum {
     TILE_THREADS = 256,
     TILE_ROWS = CUDA_FLASH_ROWS,
     PAIR_ROWS = 32, /* of two warps */
-    STRETCH = CUDA_FLASH_STRETCH,
     STRETCH_CELLS = STRETCH * CELLS,
-    JOIN_THREADS = 128,
 };
 static_assert(CELLS / UNIT == TILE_THREADS / WARP, "a warp asks for a unit");
 
@@ -200,11 +198,11 @@ template <int HD, bool DEEP, bool IS_V, bool PLAIN = false> struct tile_codes {
 };
 
 /* Where (token row, query head) i of a block is. */
-struct tile_place {
+struct query_place {
     uint32_t row, head;
     bool there;
 
-    __device__ __forceinline__ tile_place(const cuda_attend &a, uint32_t i)
+    __device__ __forceinline__ query_place(const cuda_attend &a, uint32_t i)
     {
         const cuda_span span = a.spans[a.first_row + blockIdx.y];
         const uint32_t group = a.kv.n_heads / a.kv.n_kv_heads;
@@ -239,6 +237,14 @@ struct tile_parts {
         begin = blockIdx.z * a.each * STRETCH;
         n = (end + CELLS - 1) / CELLS;
         if (a.each) n = min(n, begin + a.each * STRETCH);
+    }
+    /* Nothing has been joined yet; where the cells of the first stretch lie. */
+    __device__ __forceinline__ void start(const cuda_attend &a, tile_shared &s) const
+    {
+        s.most_before[threadIdx.x % TILE_ROWS] = -CUDART_INF_F;
+        s.sum_before[threadIdx.x % TILE_ROWS] = 0;
+        blocks_find(a, lane, begin * CELLS, end, STRETCH_CELLS, s.blocks[begin / STRETCH % 2]);
+        __syncthreads();
     }
     /* Where cells lie, until a stretch after the one that part i is in. */
     __device__ __forceinline__ void find(const cuda_attend &a, tile_shared &s, uint32_t i) const
@@ -298,19 +304,6 @@ __device__ __forceinline__ void cells_ask_for(const cuda_attend &a, const tile_s
     copies_commit();
 }
 
-/* A part's sums of a lane's values of one row, which are o[n][2 h] and the next, join those before.
- */
-template <int N>
-__device__ __forceinline__ void values_join(float o[N][4], const float of[N][4], int h,
-                                            const joint &j)
-{
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 2 * h; i < 2 * h + 2; i++)
-            o[n][i] = fmaf(o[n][i], j.old, of[n][i] * j.fresh);
-}
-
 /* Where a lane's values of a row lie in y, or in what is left for tiles_join: two, and eight
  * further on two more. */
 template <int N> struct row_values {
@@ -350,6 +343,20 @@ template <int N> struct row_values {
             if (n < there) *(float2 *)(at + n * 8) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
     }
 };
+
+/* After part i, maybe the block's last: what a stretch has joins those before it, or is left for
+ * tiles_join. */
+template <class ROWS>
+__device__ __forceinline__ void stretch_end(const cuda_attend &a, tile_shared &s, uint32_t i,
+                                            bool is_last, ROWS &rows)
+{
+    if ((i + 1) % STRETCH && !is_last) return;
+    if (a.each)
+        rows.stretch_leave(a, i / STRETCH);
+    else
+        rows.stretch_join(a, s, is_last);
+    rows.stretch_begin();
+}
 
 /* groups.cu. there: this card and this code have warpgroups' products. */
 cudaError_t launch_tile_groups(cudaStream_t s, const cuda_attend *a, dim3 grid);
