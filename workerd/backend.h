@@ -58,6 +58,11 @@ enum weight_use {
     WEIGHT_LOOKUP, /* rows are looked up in the data, which stays mapped */
 };
 
+struct backend_buffer_want {
+    uint32_t max_rows, width;
+    bool multiplied; /* by matrices: what they take besides float32 values is kept, too */
+};
+
 struct backend_ops {
     const char *name;
     /* "cpu-1": raised when a kernel's arithmetic or the layout of a block changes. */
@@ -73,7 +78,7 @@ struct backend_ops {
                   struct why *why, struct backend_weight **ret);
     uint64_t (*weight_bytes)(const struct backend *b); /* resident, of all weights so far */
     /* -ENOMEM with the bytes of what there is. */
-    int (*buffer)(struct backend *b, uint32_t max_rows, uint32_t width, struct why *why,
+    int (*buffer)(struct backend *b, const struct backend_buffer_want *want, struct why *why,
                   struct backend_buffer **ret);
     /* Layers are numbered within the stage: layer i here is arena layer first_layer + i. */
     int (*use_arena)(struct backend *b, struct pool_arena *arena, uint32_t first_layer,

@@ -188,19 +188,19 @@ static int make_buffers(struct model *m, struct why *why)
     uint32_t head_rows = is_last(m) ? min_u32(rows, m->ops->head_rows) : 0;
     const struct {
         struct backend_buffer **at;
-        uint32_t rows, width;
-    } wanted[] = {
-        {&m->buf.x,      rows,      dim[DIM_EMBD] },
-        {&m->buf.norm,   rows,      dim[DIM_EMBD] },
-        {&m->buf.q,      rows,      dim[DIM_Q]    },
-        {&m->buf.attn,   rows,      dim[DIM_Q]    },
-        {&m->buf.ff,     rows,      dim[DIM_FF]   },
-        {&m->buf.head,   head_rows, dim[DIM_EMBD] },
-        {&m->buf.logits, head_rows, dim[DIM_VOCAB]},
+        struct backend_buffer_want want;
+    } buffers[] = {
+        {&m->buf.x,      {rows, dim[DIM_EMBD], false}      },
+        {&m->buf.norm,   {rows, dim[DIM_EMBD], true}       },
+        {&m->buf.q,      {rows, dim[DIM_Q], false}         },
+        {&m->buf.attn,   {rows, dim[DIM_Q], true}          },
+        {&m->buf.ff,     {rows, dim[DIM_FF], true}         },
+        {&m->buf.head,   {head_rows, dim[DIM_EMBD], false} },
+        {&m->buf.logits, {head_rows, dim[DIM_VOCAB], false}},
     };
-    for (size_t i = 0; i < ARRAY_LEN(wanted); i++) {
-        if (wanted[i].rows == 0) continue;
-        int r = m->ops->buffer(m->backend, wanted[i].rows, wanted[i].width, why, wanted[i].at);
+    for (size_t i = 0; i < ARRAY_LEN(buffers); i++) {
+        if (buffers[i].want.max_rows == 0) continue;
+        int r = m->ops->buffer(m->backend, &buffers[i].want, why, buffers[i].at);
         if (r < 0) return r;
     }
     if (!is_last(m)) return 0;

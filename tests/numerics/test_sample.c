@@ -217,7 +217,8 @@ static struct bench bench_new(uint32_t n_vocab)
         .device = rig_device(),
     };
     ck_assert_msg(s.ops->open(&want, &why, &s.b) == 0, "%s", why.text);
-    ck_assert_int_eq(s.ops->buffer(s.b, ROWS_MAX, s.width, &why, &s.x), 0);
+    struct backend_buffer_want x = {.max_rows = ROWS_MAX, .width = s.width};
+    ck_assert_int_eq(s.ops->buffer(s.b, &x, &why, &s.x), 0);
     s.arena = arena_new(block);
     ck_assert_msg(s.ops->use_arena(s.b, s.arena, 0, &why) == 0, "%s", why.text);
     return s;

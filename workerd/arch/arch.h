@@ -38,7 +38,7 @@ struct arch_weight {
     const char *other;
 };
 
-/* Buffers of a window, one set a stage. */
+/* Buffers of a window, one set a stage. By matrices norm, attn and ff alone can be multiplied. */
 struct arch_buffers {
     struct backend_buffer *x;      /* the residual stream, n_embd wide */
     struct backend_buffer *norm;   /* n_embd */

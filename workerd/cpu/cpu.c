@@ -244,32 +244,37 @@ static int cpu_weight(struct backend *b, enum weight_use use, const struct backe
     return 0;
 }
 
-static int buffer_new(struct backend *b, uint32_t max_rows, uint32_t width,
+static int buffer_new(struct backend *b, const struct backend_buffer_want *w,
                       struct backend_buffer **ret)
 {
     struct backend_buffer *x = cpu_store_get(b->store, sizeof(*x));
     if (!x) return -ENOMEM;
-    width = (width + TILE - 1) / TILE * TILE; /* a last tile that is not full writes 16 as well */
-    size_t rows = (size_t)max_rows + (size_t)team_size(b->team) * EACH_ROWS;
-    *x = (struct backend_buffer){.max_rows = max_rows, .width = width};
+    /* A last tile that is not full writes 16 as well. */
+    uint32_t width = (w->width + TILE - 1) / TILE * TILE;
+    size_t rows = (size_t)w->max_rows + (size_t)team_size(b->team) * EACH_ROWS;
+    *x = (struct backend_buffer){.max_rows = w->max_rows, .width = width};
+    *ret = x;
     x->f = cpu_store_get(b->store, rows * width * sizeof(float));
+    if (!x->f) return -ENOMEM;
+    if (!w->multiplied) return 0;
     x->q = cpu_store_get(b->store, rows * width);
     size_t blocks = rows * (width / QBLOCK + 1);
     x->d = cpu_store_get(b->store, blocks * sizeof(float));
     x->s = cpu_store_get(b->store, blocks * sizeof(float));
     x->sum = cpu_store_get(b->store, blocks * sizeof(int32_t));
-    if (!x->f || !x->q || !x->d || !x->s || !x->sum) return -ENOMEM;
-    *ret = x;
-    return 0;
+    return x->q && x->d && x->s && x->sum ? 0 : -ENOMEM;
 }
 
-static int cpu_buffer(struct backend *b, uint32_t max_rows, uint32_t width, struct why *why,
+static int cpu_buffer(struct backend *b, const struct backend_buffer_want *want, struct why *why,
                       struct backend_buffer **ret)
 {
-    int r = buffer_new(b, max_rows, width, ret);
-    if (r == 0) return 0;
-    return why_set(why, r, "no memory for windows of %u rows; %llu bytes of weights are there",
-                   max_rows, (unsigned long long)b->weight_bytes);
+    struct backend_buffer *x = NULL;
+    int r = buffer_new(b, want, &x);
+    if (r < 0)
+        return why_set(why, r, "no memory for windows of %u rows; %llu bytes of weights are there",
+                       want->max_rows, (unsigned long long)b->weight_bytes);
+    *ret = x;
+    return 0;
 }
 
 static int cpu_use_arena(struct backend *b, struct pool_arena *arena, uint32_t first_layer,

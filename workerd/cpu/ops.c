@@ -5,6 +5,7 @@
  */
 #include "workerd/cpu/ops.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -184,6 +185,7 @@ static void run_quantise(const struct cpu_op *op, uint32_t thread, uint32_t row)
 static void quantise(struct backend *b, struct backend_buffer *x, const struct backend_weight *w)
 {
     if (w->pack == PACK_F32 || w->pack == PACK_F16 || x->quantised) return;
+    assert(x->q); /* it was made to be multiplied */
     bool was_each = x->each;
     x->each = was_each || (x->n_rows <= EACH_ROWS && team_size(b->team) > 1);
     x->quantised = true;

@@ -33,7 +33,7 @@ static int check_want(const struct backend_want *w, struct why *why)
     if (w->n_kv_heads == 0 || w->n_heads % w->n_kv_heads)
         return why_set(why, -ENOTSUP, "%u query heads over %u K/V heads", w->n_heads,
                        w->n_kv_heads);
-    if (w->block_cells < HEAD_DIM_UNIT || w->block_cells & (w->block_cells - 1))
+    if (w->block_cells < CUDA_UNIT_CELLS || w->block_cells & (w->block_cells - 1))
         return why_set(why, -EINVAL, "blocks of %u cells", w->block_cells);
     return 0;
 }
@@ -92,6 +92,7 @@ static int open_device(struct backend *b, struct why *why)
     if (e == cudaSuccess) e = cuda_flash_prepare(&dim_max);
     if (e == cudaSuccess) e = cuda_tiles_prepare(&b->tiles);
     /* The float32 reference keeps to float32 throughout. */
+    b->halves = !b->want.float32 && b->products.halves;
     b->flash = !b->want.float32 && b->block.k_bits <= 16 && b->want.head_dim <= dim_max;
     b->flash_tiles = b->flash && b->want.head_dim <= CUDA_FLASH_DIM &&
                      b->want.n_heads / b->want.n_kv_heads <= CUDA_FLASH_ROWS;
@@ -169,42 +170,48 @@ static int cuda_open(const struct backend_want *want, struct why *why, struct ba
  * with. What stories may hold equal follows from its name: KINDS_DIFFER in tests/integration. */
 static const char *cuda_arithmetic(const struct backend *b)
 {
-    return b->products.halves && !b->want.float32 ? "cuda-5" : "cuda-4";
+    return b->halves ? "cuda-5" : "cuda-4";
 }
 static const char *cuda_device(const struct backend *b) { return b->name; }
 static uint64_t cuda_weight_bytes(const struct backend *b) { return b->budget.weights; }
 
-static int buffer_new(struct backend *b, uint32_t max_rows, uint32_t width,
+/* What products take of x's rows (struct cuda_rows). */
+static int factors_new(struct backend *b, struct cuda_rows *x, uint32_t max_rows)
+{
+    uint64_t eights = round_up_u64(max_rows, CUDA_X_WHOLE) / CUDA_X_ROWS;
+    x->q = cuda_get(b, eights * (x->k_pad / CUDA_PIECE) * CUDA_X_BYTES);
+    x->squares = cuda_get(b, (uint64_t)max_rows * (x->k_pad / CUDA_BLOCK) * sizeof(float));
+    if (!x->q || !x->squares) return -ENOMEM;
+    if (!b->halves) return 0;
+    uint64_t whole = round_up_u64(max_rows, CUDA_HALVES_ROWS);
+    x->h = cuda_get(b, whole * x->k_pad * sizeof(uint16_t));
+    return x->h ? 0 : -ENOMEM;
+}
+
+static int buffer_new(struct backend *b, const struct backend_buffer_want *w,
                       struct backend_buffer **ret)
 {
     struct backend_buffer *x = cuda_get_host(b, sizeof(*x));
-    uint32_t k_pad = (width + CUDA_PIECE - 1) / CUDA_PIECE * CUDA_PIECE;
-    x->max_rows = max_rows;
-    x->rows = (struct cuda_rows){.width = width, .k_pad = k_pad};
-    x->rows.f = cuda_get(b, (uint64_t)max_rows * width * sizeof(float));
-    uint64_t eights = round_up_u64(max_rows, CUDA_X_WHOLE) / CUDA_X_ROWS;
-    x->rows.q = cuda_get(b, eights * (k_pad / CUDA_PIECE) * CUDA_X_BYTES);
-    x->rows.squares = cuda_get(b, (uint64_t)max_rows * (k_pad / CUDA_BLOCK) * sizeof(float));
-    if (!x->rows.f || !x->rows.q || !x->rows.squares) return -ENOMEM;
-    if (b->products.halves) {
-        uint64_t whole = round_up_u64(max_rows, CUDA_HALVES_ROWS);
-        x->rows.h = cuda_get(b, whole * k_pad * sizeof(uint16_t));
-        if (!x->rows.h) return -ENOMEM;
-    }
-    if (width > b->row_values) {
-        b->host_row = cuda_get_pinned(b, width * sizeof(float));
-        b->row_values = b->host_row ? width : 0;
+    x->rows.width = w->width;
+    x->rows.k_pad = (uint32_t)round_up_u64(w->width, CUDA_PIECE);
+    x->rows.f = cuda_get(b, (uint64_t)w->max_rows * w->width * sizeof(float));
+    if (!x->rows.f) return -ENOMEM;
+    int r = w->multiplied ? factors_new(b, &x->rows, w->max_rows) : 0;
+    if (r < 0) return r;
+    if (w->width > b->row_values) {
+        b->host_row = cuda_get_pinned(b, w->width * sizeof(float));
+        b->row_values = b->host_row ? w->width : 0;
         if (!b->host_row) return -ENOMEM;
     }
     *ret = x;
     return 0;
 }
 
-static int cuda_buffer(struct backend *b, uint32_t max_rows, uint32_t width, struct why *why,
+static int cuda_buffer(struct backend *b, const struct backend_buffer_want *want, struct why *why,
                        struct backend_buffer **ret)
 {
-    int r = buffer_new(b, max_rows, width, ret);
-    return r < 0 ? refuse_windows(b, max_rows, r, why) : 0;
+    int r = buffer_new(b, want, ret);
+    return r < 0 ? refuse_windows(b, want->max_rows, r, why) : 0;
 }
 
 static const float *cuda_row(struct backend *b, const struct backend_buffer *x, uint32_t row)

@@ -34,7 +34,7 @@ struct backend_weight {
 
 struct backend_buffer {
     struct cuda_rows rows;
-    uint32_t max_rows, n_rows; /* n_rows: as of the operations enqueued so far */
+    uint32_t n_rows;  /* as of the operations enqueued so far */
     uint32_t n_plain; /* likewise: rows with codes; those behind them, a prompt's, have halves */
     bool quantised, halved;   /* likewise: codes, halves hold */
     bool scaled, floats;      /* codes as of struct cuda_product; float32 values hold, too */
@@ -158,6 +158,7 @@ struct backend {
     struct cuda_product_ways products;
     enum cuda_tiles tiles;
     uint32_t multiprocessors;
+    bool halves;               /* prompts' rows are multiplied by halves.cu */
     bool flash, flash_tiles;   /* attention by tensor cores; also of spans */
     float scale;               /* of scores */
     float *part_ml, *part_o;   /* partial sums of attention */

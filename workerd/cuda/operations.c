@@ -3,6 +3,7 @@
  * The operations of backend.h: each adds its launches to the window's list (list.c), with the
  * arguments that their kernels take, and notes what the buffers hold then.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -133,6 +134,7 @@ static void need(struct backend *b, struct backend_buffer *x, const struct backe
         x->floats = true;
         return;
     }
+    assert(x->rows.q); /* it was made to be multiplied */
     if (!x->quantised && x->n_plain > 0) {
         struct cuda_quantise *a = &cuda_op_add(b, CUDA_OP_QUANTISE)->quantise;
         a->x = x->rows;

@@ -50,10 +50,11 @@ int cuda_window_new(struct backend *b)
     b->rope_freq = cuda_get(b, w->rope_dims / 2 * sizeof(double));
     b->rope = cuda_get(b, (uint64_t)w->max_rows * w->rope_dims * sizeof(float));
     uint64_t kv = 2 * (uint64_t)w->n_kv_heads * w->head_dim;
-    if (b->block.k_bits < 16) b->fresh = cuda_get(b, w->max_rows * kv * sizeof(float));
     b->ways = cuda_get(b, sizeof(*b->ways));
     if (!b->rows || !b->spans || !b->listed || !b->picks || !b->rope_freq || !b->rope || !b->ways)
         return -ENOMEM;
+    if (b->block.k_bits < 16) b->fresh = cuda_get(b, w->max_rows * kv * sizeof(float));
+    if (b->block.k_bits < 16 && !b->fresh) return -ENOMEM;
     for (int i = 0; i < 2; i++) {
         int r = flight_new(b, &b->flight[i]);
         if (r < 0) return r;
@@ -317,7 +318,7 @@ void cuda_begin(struct backend *b, const struct window *w)
     b->now->failed = cudaSuccess;
     b->now->refused = b->arena ? 0 : -EINVAL;
     b->n_rows = w->n_rows;
-    b->n_plain = b->products.halves && !b->want.float32 ? w->n_generated : w->n_rows;
+    b->n_plain = b->halves ? w->n_generated : w->n_rows;
     b->lone_rows = true;
     b->longest = 0;
     b->longest_span = 0;
