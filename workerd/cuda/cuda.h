@@ -97,6 +97,20 @@ struct cuda_flight {
     int refused;
 };
 
+/* Of a window, as far as it decides which launches there are and with what arguments. */
+struct cuda_shape {
+    uint32_t n_rows;
+    uint32_t n_plain;  /* of them: those before what halves.cu multiplies */
+    bool lone_rows;    /* each lane has one */
+    uint32_t n_listed; /* rows that are in no span */
+    uint32_t longest;  /* cells that the longest of these reads */
+    uint32_t n_spans;
+    uint32_t longest_span;   /* cells that the longest span reads */
+    uint32_t span_stretches; /* that this is */
+    uint32_t span_each;      /* of them a block of threads attends to so many; 0: to all */
+    uint32_t span_turn;      /* spans of one launch */
+};
+
 struct cuda_copy { /* from device to device */
     void *to;
     const void *from;
@@ -117,30 +131,24 @@ struct backend {
     uint64_t wanted;            /* bytes of what found no memory last */
     struct cuda_upload *upload; /* while weights come */
 
-    /* The window, at the fixed addresses that the kernels read; and two on their way there: one is
-     * being computed while the next is enqueued behind it. */
-    struct cuda_flight flight[2],
-        *now;          /* now: of the last begin; always the first, when none flies */
-    uint32_t n_flying; /* started, not waited for */
-    bool prepared;     /* now is, and is not started yet */
+    /* Two windows on their way to the device: one is being computed while the next is enqueued
+     * behind it. */
+    struct cuda_flight flight[2];
+    struct cuda_flight *now; /* of the last begin; always the first, when none flies */
+    struct cuda_shape shape; /* likewise */
+    uint32_t n_flying;       /* started, not waited for */
+    bool prepared;           /* now is, and is not started yet */
+    uint64_t window;         /* its number */
+    /* The window at the fixed addresses that the kernels read. */
     struct cuda_row *rows;
     struct cuda_entry *tables;
     uint32_t *picks;
+    struct cuda_span *spans; /* of windows that are no graph: rows of a lane together */
+    uint32_t *listed;        /* the rows beside them */
     double *rope_freq;
     float *rope, *host_row;
-    uint32_t row_values;      /* room of host_row */
-    bool lone_rows;           /* each lane has one */
-    uint32_t n_plain;         /* of the window's rows: those before what halves.cu multiplies */
-    bool float_matrices;      /* some weights are multiplied as floats */
-    uint32_t n_rows, longest; /* longest: cells that the longest row reads that isn't in a span */
-    uint64_t window;
-    /* Windows that are no graph: rows of a lane together, and the rows beside. */
-    struct cuda_span *spans;
-    uint32_t *listed, n_spans, n_listed;
-    uint32_t longest_span; /* cells that the longest span reads */
-    /* Stretches that this is; how many of them a block of threads attends to, 0 for all; spans of
-     * one launch. */
-    uint32_t span_stretches, span_each, span_turn;
+    uint32_t row_values; /* room of host_row */
+    bool float_matrices; /* some weights are multiplied as floats */
 
     /* The arena. */
     struct pool_arena *arena;

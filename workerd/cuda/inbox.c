@@ -79,14 +79,14 @@ void cuda_take(struct backend *b, struct backend_buffer *x, uint32_t slot)
     if (b->now->refused) return;
     uint8_t *at = b->inbox + SLOTS_OFF + slot * b->inbox_slot_bytes;
     cuda_turn_add(b);
-    if (b->n_rows <= CUDA_ROWS_GRAPH) {
+    if (b->shape.n_rows <= CUDA_ROWS_GRAPH) {
         b->now->ways->in = (const float *)at;
         cuda_carry_add(b, x, false);
     } else {
-        b->take_late =
-            (struct cuda_copy){x->rows.f, at, (uint64_t)b->n_rows * x->rows.width * sizeof(float)};
+        b->take_late = (struct cuda_copy){
+            x->rows.f, at, (uint64_t)b->shape.n_rows * x->rows.width * sizeof(float)};
     }
-    cuda_written(x, b->n_rows, b->n_plain);
+    cuda_written(x, b->shape.n_rows, b->shape.n_plain);
 }
 
 /* ---- the next stage's ---- */
@@ -165,7 +165,7 @@ void cuda_give(struct backend *b, uint32_t slot, const struct backend_buffer *x)
     if (!b->peer) cuda_refuse(b, -EINVAL);
     if (b->now->refused) return;
     uint8_t *at = b->peer + b->peer_off + slot * b->peer_slot_bytes;
-    if (b->n_rows <= CUDA_ROWS_GRAPH) {
+    if (b->shape.n_rows <= CUDA_ROWS_GRAPH) {
         b->now->ways->out = (float *)at;
         cuda_carry_add(b, (struct backend_buffer *)x, true);
     } else {

@@ -14,9 +14,8 @@
 #include "common/log.h"
 
 enum {
-    GRAPHS_MAX =
-        96, /* shapes that are kept: row counts in use times a few lengths, times two flights */
-    CAPTURE_AFTER = 2, /* launches of a shape before it is worth a graph */
+    GRAPHS_MAX = 96,   /* that are kept: row counts in use, a few lengths of each, two flights */
+    CAPTURE_AFTER = 2, /* launches of a list before it is worth a graph */
 };
 
 struct graph {
@@ -173,7 +172,7 @@ static void graph_capture(struct backend *b, struct graph *g)
 static struct graph *list_graph(struct backend *b)
 {
     struct cuda_list *l = b->list;
-    if (b->n_rows > CUDA_ROWS_GRAPH || b->passing.n > 0 || l->n_ops == 0) return NULL;
+    if (b->shape.n_rows > CUDA_ROWS_GRAPH || b->passing.n > 0 || l->n_ops == 0) return NULL;
     struct graph *g = graph_find(l);
     g->used = ++l->clock;
     if (g->seen < CAPTURE_AFTER && ++g->seen < CAPTURE_AFTER) return NULL;

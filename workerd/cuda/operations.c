@@ -33,7 +33,7 @@ void cuda_turn_add(struct backend *b)
     t->freq = b->rope_freq;
     t->rope = b->rope;
     t->n_pairs = b->want.rope_dims / 2;
-    t->n_rows = b->n_rows;
+    t->n_rows = b->shape.n_rows;
 }
 
 void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table)
@@ -46,9 +46,9 @@ void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backen
     a->table = table->m.codes;
     a->type = table->type;
     a->n_out = table->m.n_out;
-    a->n_rows = b->n_rows;
+    a->n_rows = b->shape.n_rows;
     a->y = x->rows;
-    cuda_written(x, b->n_rows, b->n_plain);
+    cuda_written(x, b->shape.n_rows, b->shape.n_plain);
 }
 
 void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out)
@@ -56,7 +56,7 @@ void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out)
     struct cuda_carry *a = &cuda_op_add(b, CUDA_OP_CARRY)->carry;
     a->ways = b->ways;
     a->x = x->rows.f;
-    a->n_quads = b->n_rows * x->rows.width / 4;
+    a->n_quads = b->shape.n_rows * x->rows.width / 4;
     a->out = out;
     a->dependent = dependent(b);
 }
@@ -74,9 +74,9 @@ static struct cuda_rows_copy *copy_add(struct backend *b, enum cuda_op_kind kind
 void cuda_load(struct backend *b, struct backend_buffer *x, const float *host)
 {
     cuda_turn_add(b);
-    b->now->load_bytes = copy_add(b, CUDA_OP_LOAD, &x->rows, b->n_rows)->bytes;
+    b->now->load_bytes = copy_add(b, CUDA_OP_LOAD, &x->rows, b->shape.n_rows)->bytes;
     b->now->load_from = host;
-    cuda_written(x, b->n_rows, b->n_plain);
+    cuda_written(x, b->shape.n_rows, b->shape.n_plain);
 }
 
 void cuda_store(struct backend *b, float *host, const struct backend_buffer *x)
@@ -199,7 +199,7 @@ static void product_add(struct backend *b, struct cuda_product *p, struct backen
  * before it. */
 static bool keeps_late(const struct backend *b)
 {
-    return b->flash && b->block.k_bits == 8 && b->block.v_bits == 8 && b->lone_rows;
+    return b->flash && b->block.k_bits == 8 && b->block.v_bits == 8 && b->shape.lone_rows;
 }
 
 void cuda_qkv(struct backend *b, struct backend_buffer *q, struct backend_buffer *x,
@@ -242,13 +242,13 @@ static struct cuda_attend *attend_add(struct backend *b, enum cuda_op_kind kind,
 static void spans_attend(struct backend *b, struct backend_buffer *y,
                          const struct backend_buffer *q, uint32_t layer)
 {
-    for (uint32_t i = 0; i < b->n_spans; i += b->span_turn) {
+    for (uint32_t i = 0; i < b->shape.n_spans; i += b->shape.span_turn) {
         struct cuda_attend *a = attend_add(b, CUDA_OP_FLASH_TILES, y, q, layer);
         a->spans = b->spans;
         a->first_row = i;
-        a->n_rows = min_u32(b->span_turn, b->n_spans - i);
-        a->stretches = b->span_stretches;
-        a->each = b->span_each;
+        a->n_rows = min_u32(b->shape.span_turn, b->shape.n_spans - i);
+        a->stretches = b->shape.span_stretches;
+        a->each = b->shape.span_each;
         a->tiles = b->tiles;
     }
 }
@@ -257,25 +257,25 @@ static void spans_attend(struct backend *b, struct backend_buffer *y,
 void cuda_attend(struct backend *b, struct backend_buffer *y, const struct backend_buffer *q,
                  uint32_t layer)
 {
-    uint32_t splits = 1, cells = cuda_part_cells(b), need = (b->longest + cells - 1) / cells;
+    uint32_t splits = 1, cells = cuda_part_cells(b), need = (b->shape.longest + cells - 1) / cells;
     while (splits < need)
         splits *= 2;
     uint32_t rows = (uint32_t)min_u64(b->part_rows_splits / splits, UINT16_MAX);
     cuda_written(y, q->n_rows, q->n_plain);
-    y->quantised = b->n_spans == 0 && b->want.head_dim % CUDA_BLOCK == 0;
-    for (uint32_t i = 0; i < b->n_listed; i += rows) {
+    y->quantised = b->shape.n_spans == 0 && b->want.head_dim % CUDA_BLOCK == 0;
+    for (uint32_t i = 0; i < b->shape.n_listed; i += rows) {
         struct cuda_attend *a =
             attend_add(b, b->flash ? CUDA_OP_FLASH : CUDA_OP_ATTEND, y, q, layer);
-        a->listed = b->n_spans ? b->listed : NULL;
+        a->listed = b->shape.n_spans ? b->listed : NULL;
         a->first_row = i;
-        a->n_rows = min_u32(rows, b->n_listed - i);
+        a->n_rows = min_u32(rows, b->shape.n_listed - i);
         a->n_splits = splits;
         a->together = cuda_together(b, a->n_rows, splits);
         a->keep = keeps_late(b);
-        a->alone = b->lone_rows;
+        a->alone = b->shape.lone_rows;
         a->quantise = y->quantised;
     }
-    if (b->n_spans > 0) spans_attend(b, y, q, layer);
+    if (b->shape.n_spans > 0) spans_attend(b, y, q, layer);
 }
 
 static void alone_add(struct backend *b, enum cuda_epilogue epilogue, struct backend_buffer *y,

@@ -225,16 +225,16 @@ static void place_lane(struct backend *b, uint32_t i, const struct window_lane *
 static void span_lane(struct backend *b, const struct window_lane *l)
 {
     uint32_t most = CUDA_FLASH_ROWS * b->want.n_kv_heads / b->want.n_heads, at = l->first_row;
-    if (!b->flash_tiles || b->n_rows <= CUDA_ROWS_GRAPH || l->n_rows < CUDA_SPAN_LEAST) {
+    if (!b->flash_tiles || b->shape.n_rows <= CUDA_ROWS_GRAPH || l->n_rows < CUDA_SPAN_LEAST) {
         for (uint32_t i = 0; i < l->n_rows; i++)
-            b->now->listed[b->n_listed++] = at + i;
-        b->longest = max_u32(b->longest, l->pos + l->n_rows);
+            b->now->listed[b->shape.n_listed++] = at + i;
+        b->shape.longest = max_u32(b->shape.longest, l->pos + l->n_rows);
         return;
     }
-    b->longest_span = max_u32(b->longest_span, l->pos + l->n_rows);
+    b->shape.longest_span = max_u32(b->shape.longest_span, l->pos + l->n_rows);
     for (uint32_t left = l->n_rows, n; left > 0; left -= n, at += n) {
         n = min_u32(left, most);
-        b->now->spans[b->n_spans++] = (struct cuda_span){.first_row = at, .n_rows = n};
+        b->now->spans[b->shape.n_spans++] = (struct cuda_span){.first_row = at, .n_rows = n};
     }
 }
 
@@ -253,11 +253,11 @@ uint32_t cuda_together(const struct backend *b, uint32_t n_rows, uint32_t n_spli
  * and a K/V head; as many run at once as there are multiprocessors. */
 static uint64_t spans_time(const struct backend *b, uint32_t turn, uint32_t each)
 {
-    uint64_t divided = (b->span_stretches + each - 1) / each;
+    uint64_t divided = (b->shape.span_stretches + each - 1) / each;
     uint64_t blocks = turn * b->want.n_kv_heads * divided;
     uint64_t rounds = (blocks + b->multiprocessors - 1) / b->multiprocessors;
     uint64_t cells = (uint64_t)each * CUDA_FLASH_STRETCH * CUDA_FLASH_CELLS + SPAN_BLOCK_CELLS;
-    return (b->n_spans + turn - 1) / turn * rounds * cells;
+    return (b->shape.n_spans + turn - 1) / turn * rounds * cells;
 }
 
 /* Where spans are too few for all multiprocessors, their cells are divided among several blocks,
@@ -266,19 +266,20 @@ static uint64_t spans_time(const struct backend *b, uint32_t turn, uint32_t each
 static void spans_divide(struct backend *b)
 {
     const uint32_t stretch = CUDA_FLASH_STRETCH * CUDA_FLASH_CELLS;
-    b->span_stretches = (b->longest_span + stretch - 1) / stretch;
-    b->span_each = 0;
-    b->span_turn = b->n_spans;
-    uint64_t entries = (uint64_t)CUDA_FLASH_ROWS * b->want.n_kv_heads * b->span_stretches;
-    uint32_t turn = (uint32_t)min_u64(b->part_rows_splits * b->want.n_heads / entries, b->n_spans);
-    if (turn * CUDA_SPAN_TURNS < b->n_spans || b->multiprocessors == 0) return;
-    uint64_t best = spans_time(b, b->n_spans, b->span_stretches) * 7 / 8;
-    for (uint32_t each = 1; each < b->span_stretches; each++) {
+    b->shape.span_stretches = (b->shape.longest_span + stretch - 1) / stretch;
+    b->shape.span_each = 0;
+    b->shape.span_turn = b->shape.n_spans;
+    uint64_t entries = (uint64_t)CUDA_FLASH_ROWS * b->want.n_kv_heads * b->shape.span_stretches;
+    uint32_t turn =
+        (uint32_t)min_u64(b->part_rows_splits * b->want.n_heads / entries, b->shape.n_spans);
+    if (turn * CUDA_SPAN_TURNS < b->shape.n_spans || b->multiprocessors == 0) return;
+    uint64_t best = spans_time(b, b->shape.n_spans, b->shape.span_stretches) * 7 / 8;
+    for (uint32_t each = 1; each < b->shape.span_stretches; each++) {
         uint64_t time = spans_time(b, turn, each);
         if (time >= best) continue;
         best = time;
-        b->span_each = each;
-        b->span_turn = turn;
+        b->shape.span_each = each;
+        b->shape.span_turn = turn;
     }
 }
 
@@ -288,67 +289,78 @@ static void up(struct backend *b, void *to, const void *from, size_t bytes)
     (void)cuda_ok(b, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, b->stream));
 }
 
-static void place_rows(struct backend *b, const struct window *w, uint32_t lane)
+static uint32_t token_of(const struct window *w, const struct window_lane *l, uint32_t row)
 {
-    const struct window_lane *l = &w->lanes[lane];
-    const uint32_t *token = w->tokens ? w->tokens + l->first_row : NULL;
+    if (l->fed_from) return CUDA_TOKEN_FED | l->fed_row;
+    if (l->late) return CUDA_TOKEN_LATE;
+    return w->tokens ? w->tokens[row] : 0;
+}
+
+static void place_rows(struct backend *b, uint32_t lane, const struct window_lane *l)
+{
     for (uint32_t i = 0; i < l->n_rows; i++)
         b->now->rows[l->first_row + i] =
-            (struct cuda_row){.token = l->fed_from ? CUDA_TOKEN_FED | l->fed_row
-                                       : l->late   ? CUDA_TOKEN_LATE
-                                       : token     ? token[i]
-                                                   : 0,
+            (struct cuda_row){.token = token_of(b->now->window, l, l->first_row + i),
                               .pos = l->pos + i,
                               .lane = lane};
+}
+
+/* Takes a flight for the window, and forgets the one that it had. */
+static void flight_begin(struct backend *b, const struct window *w)
+{
+    /* One that flies may not have been copied yet. The other's place makes other graphs. */
+    struct cuda_flight *f = &b->flight[b->n_flying == 1 && b->now == &b->flight[0]];
+    f->window = w;
+    f->n_placed = 0;
+    f->load_from = NULL;
+    f->store_to = NULL;
+    f->failed = cudaSuccess;
+    f->refused = b->arena ? 0 : -EINVAL;
+    *f->ways = (struct cuda_ways){0};
+    b->now = f;
+    b->take_late.to = b->give_late.to = NULL;
+    b->choices.host_token = f->tokens;
+    b->choices.probs = f->probs;
+    b->passing.n = 0;
+    b->window++;
+}
+
+static void lane_begin(struct backend *b, uint32_t lane)
+{
+    const struct window_lane *l = &b->now->window->lanes[lane];
+    uint64_t end = (uint64_t)l->pos + l->n_rows;
+    if (end > (uint64_t)b->table_room << b->chunk_shift) {
+        cuda_refuse(b, -EINVAL);
+        return;
+    }
+    place_lane(b, lane, l);
+    b->now->n_placed++;
+    span_lane(b, l);
+    place_rows(b, lane, l);
+    b->shape.lone_rows = b->shape.lone_rows && l->n_rows == 1;
 }
 
 void cuda_begin(struct backend *b, const struct window *w)
 {
     assert(b->n_flying < 2 && !b->prepared);
-    /* One that flies may not have been copied yet. The other's place makes other graphs. */
-    b->now = &b->flight[b->n_flying == 1 && b->now == &b->flight[0]];
-    b->now->window = w;
-    b->now->n_placed = 0;
-    b->now->load_from = NULL;
-    b->now->store_to = NULL;
-    b->take_late.to = b->give_late.to = NULL;
-    *b->now->ways = (struct cuda_ways){0};
-    b->choices.host_token = b->now->tokens;
-    b->choices.probs = b->now->probs;
-    b->now->failed = cudaSuccess;
-    b->now->refused = b->arena ? 0 : -EINVAL;
-    b->n_rows = w->n_rows;
-    b->n_plain = b->halves ? w->n_generated : w->n_rows;
-    b->lone_rows = true;
-    b->longest = 0;
-    b->longest_span = 0;
-    b->n_spans = 0;
-    b->n_listed = 0;
-    b->passing.n = 0;
-    b->window++;
-    for (uint32_t i = 0; i < w->n_lanes && !b->now->refused; i++) {
-        const struct window_lane *l = &w->lanes[i];
-        uint64_t end = (uint64_t)l->pos + l->n_rows;
-        if (end > (uint64_t)b->table_room << b->chunk_shift) {
-            cuda_refuse(b, -EINVAL);
-            return;
-        }
-        place_lane(b, i, l);
-        b->now->n_placed++;
-        span_lane(b, l);
-        place_rows(b, w, i);
-        b->lone_rows = b->lone_rows && l->n_rows == 1;
-    }
+    flight_begin(b, w);
+    b->shape = (struct cuda_shape){
+        .n_rows = w->n_rows,
+        .n_plain = b->halves ? w->n_generated : w->n_rows,
+        .lone_rows = true,
+    };
+    for (uint32_t i = 0; i < w->n_lanes && !b->now->refused; i++)
+        lane_begin(b, i);
     if (b->now->refused) return;
 #ifdef CISTERN_DEATH_POINTS
     if (DEATH_TRAP("window-begun")) (void)cuda_ok(b, cuda_launch_trap(b->stream));
 #endif
     up(b, b->rows, b->now->rows, w->n_rows * sizeof(*b->rows));
     up(b, b->tables, b->now->tables, (size_t)w->n_lanes * b->table_room * sizeof(*b->tables));
-    if (b->n_spans == 0) return; /* all rows are listed, in order */
+    if (b->shape.n_spans == 0) return; /* all rows are listed, in order */
     spans_divide(b);
-    up(b, b->spans, b->now->spans, b->n_spans * sizeof(*b->spans));
-    up(b, b->listed, b->now->listed, b->n_listed * sizeof(*b->listed));
+    up(b, b->spans, b->now->spans, b->shape.n_spans * sizeof(*b->spans));
+    up(b, b->listed, b->now->listed, b->shape.n_listed * sizeof(*b->listed));
 }
 
 void cuda_window_late(struct backend *b)
