@@ -32,8 +32,8 @@ struct worker_facts {
 struct pipeline_state {
     bool needs_life; /* one of its workers is another process than in its present life */
     bool ready;
-    uint32_t asked_row; /* the last one that its head was asked to give back */
-    uint64_t asked_generation;
+    /* The last one that its head was asked to give back; with this lease it was asked once. */
+    uint32_t asked_row, asked_lease;
     uint64_t told;    /* digest of what was broadcast last */
     uint64_t lost_us; /* when a worker of it died and it was not yet ready again; 0: it is */
 };

@@ -157,9 +157,9 @@ static void ask_back(struct daemon *d, const struct pending *op)
     const struct pool_body *b = segment_body(d->pool->seg, row);
     struct pipeline_state *p = &d->pipeline[b->pipeline];
     struct process *head = process_at(d->processes, b->pipeline, 0);
-    if (!head || (p->asked_row == row && p->asked_generation == b->generation)) return;
+    if (!head || (p->asked_row == row && p->asked_lease == b->lease)) return;
     p->asked_row = row;
-    p->asked_generation = b->generation;
+    p->asked_lease = b->lease;
     Cistern__GiveBack give = CISTERN__GIVE_BACK__INIT;
     give.row = row;
     give.generation = b->generation;
