@@ -35,6 +35,18 @@ START_TEST(a_card_that_cannot_serve_is_refused_by_name)
 }
 END_TEST
 
+/* What a CUDA without a driver says of itself was passed on: that the driver is too old. */
+START_TEST(a_machine_without_a_driver_had_one_that_was_too_old)
+{
+    struct why why = {0};
+    ck_assert_int_eq(cuda_driver_refuse(0, 13000, &why), -ENODEV);
+    ck_assert_msg(strstr(why.text, "there is no NVIDIA driver here") != NULL, "%s", why.text);
+    ck_assert_int_eq(cuda_driver_refuse(12040, 13000, &why), -ENODEV);
+    ck_assert_msg(strstr(why.text, "for CUDA 12.4, this build wants one for 13.0") != NULL, "%s",
+                  why.text);
+}
+END_TEST
+
 static const struct {
     struct cuda_budget b;
     uint64_t free_bytes, room, resident;
@@ -111,6 +123,7 @@ int main(void)
 {
     TCase *tests = tcase_create("card");
     tcase_add_loop_test(tests, a_card_that_cannot_serve_is_refused_by_name, 0, ARRAY_LEN(cards));
+    tcase_add_test(tests, a_machine_without_a_driver_had_one_that_was_too_old);
     tcase_add_loop_test(tests, what_fits_under_a_limit, 0, ARRAY_LEN(rooms));
     tcase_add_loop_test(tests, what_stays_and_what_passes, 0, ARRAY_LEN(places));
     tcase_add_test(tests, what_does_not_fit_is_told_with_the_bytes_of_each);

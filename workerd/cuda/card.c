@@ -26,6 +26,20 @@ int cuda_card_check(const struct cuda_card *c, struct why *why)
     return 0;
 }
 
+int cuda_driver_refuse(uint32_t driver, uint32_t runtime, struct why *why)
+{
+    if (driver == 0)
+        return why_set(
+            why, -ENODEV,
+            "no CUDA device can be used: there is no NVIDIA driver here; `poolctl doctor` "
+            "says what is missing");
+    return why_set(
+        why, -ENODEV,
+        "no CUDA device can be used: the NVIDIA driver is one for CUDA %u.%u, this build "
+        "wants one for %u.%u; install a newer driver",
+        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+}
+
 static uint64_t minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
 uint64_t cuda_budget_room(const struct cuda_budget *b, uint64_t free_bytes)

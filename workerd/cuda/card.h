@@ -19,6 +19,10 @@ struct cuda_card {
 /* -ENOTSUP with the card's name when it can't compute what is needed. */
 int cuda_card_check(const struct cuda_card *c, struct why *why);
 
+/* -ENODEV: a driver is too old for the CUDA that is linked here, or there is none (0). Versions are
+ * as CUDA says them: 13000 for 13.0. */
+int cuda_driver_refuse(uint32_t driver, uint32_t runtime, struct why *why);
+
 /* Bytes that a worker has on its card. */
 struct cuda_budget {
     uint64_t limit; /* worker.memory_limit: as if the card had so much; 0: what it has */

@@ -48,6 +48,16 @@ int cuda_device_of(const char *name, int *ret)
     return 0;
 }
 
+/* CUDA says of a driver that is not there that it is too old. */
+static int refuse_device(const char *what, cudaError_t e, struct why *why)
+{
+    int driver = 0, runtime = 0;
+    if (e != cudaErrorInsufficientDriver || cudaDriverGetVersion(&driver) != cudaSuccess ||
+        cudaRuntimeGetVersion(&runtime) != cudaSuccess)
+        return why_set(why, -ENODEV, "%s can't be used: %s", what, cudaGetErrorString(e));
+    return cuda_driver_refuse((uint32_t)driver, (uint32_t)runtime, why);
+}
+
 int cuda_free_bytes(const char *name, struct why *why, uint64_t *ret)
 {
     int device;
@@ -57,8 +67,7 @@ int cuda_free_bytes(const char *name, struct why *why, uint64_t *ret)
     cudaError_t e = cudaSetDevice(device);
     if (e == cudaSuccess) e = cudaMemGetInfo(&free_bytes, &all);
     if (e == cudaSuccess) e = cudaDeviceReset();
-    if (e != cudaSuccess)
-        return why_set(why, -ENODEV, "%s can't be used: %s", name, cudaGetErrorString(e));
+    if (e != cudaSuccess) return refuse_device(name, e, why);
     *ret = free_bytes;
     return 0;
 }
@@ -68,8 +77,7 @@ static int open_device(struct backend *b, struct why *why)
     struct cudaDeviceProp p;
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
-    if (e != cudaSuccess)
-        return why_set(why, -ENODEV, "no CUDA device can be used: %s", cudaGetErrorString(e));
+    if (e != cudaSuccess) return refuse_device(b->want.device, e, why);
     if (cuda_device_of(b->want.device, &b->device) < 0 || b->device >= n)
         return why_set(why, -ENODEV, "there is no device %s; this machine has cuda:0 to cuda:%d",
                        b->want.device, n - 1);
