@@ -64,7 +64,8 @@ def test_errors(folder):
 def test_interrupted(folder, demo):
     """^C in a terminal."""
     env = {**os.environ, "LLM_USER_PATH": str(folder), "OPENAI_API_KEY": "none"}
-    command = [*PROGRAM, "-m", "demo", "-o", "max_tokens", "1500", "Write a very long story."]
+    command = [*PROGRAM, "-m", "demo", "-o", "temperature", "0",
+               "-o", "max_tokens", "1500", "Write a very long story."]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
         assert p.stdout.read(1)
         assert demo.pool().rows(ACTIVE)

@@ -92,7 +92,7 @@ def test_what_a_stopped_worker_holds_is_given_to_nobody(slow_model, alone, stage
         kv = whole_chunks(c, row, done)
         assert len(kv) > 16 and all(any(k) for k in kv)
         with second_pipeline(c) as trace:
-            other = c.chat(words(100, 3), max_tokens=8)
+            other = c.chat(words(100, 3), max_tokens=8, ignore_eos=True)
             assert other["usage"]["completion_tokens"] == 8
             (held,) = [r for r in c.pool().rows(ACTIVE) if r["index"] == row["index"]]
             # Its head may have asked for one more chunk meanwhile.
