@@ -55,8 +55,8 @@ def same_request(rows, requests):
 
 
 class Crowd:
-    """Starts chats one after the other, each when the one before has its first token; or all at once,
-    when the gateway has them all."""
+    """Starts chats one after the other, each when the one before has its first token; or all at once, in
+    their order, when the gateway has them all."""
 
     def __init__(self, cistern, chats, leaves):
         self.cistern, self.chats, self.leaves = cistern, chats, leaves
@@ -71,11 +71,12 @@ class Crowd:
             head.freeze()
         for i, t in enumerate(threads):
             t.start()
-            if not at_once:
+            if at_once:
+                in_flight = "cistern_requests_in_flight"
+                eventually(lambda n=i + 1: self.cistern.metric(in_flight) == n, "it has come")
+            else:
                 self.first[i].wait(600)
         if at_once:
-            came = lambda: self.cistern.metric("cistern_requests_in_flight") == len(threads)  # noqa: E731
-            eventually(came, "all have come")
             head.thaw()
         for t in threads:
             t.join()
