@@ -271,7 +271,7 @@ int cuda_sync(struct backend *b);
 
 /* operations.c: those of backend.h. */
 void cuda_turn_add(struct backend *b); /* the window's positions, before anything else */
-void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out);
+void cuda_carry_add(struct backend *b, const struct cuda_rows *x, bool out);
 void cuda_written(struct backend_buffer *x, uint32_t n_rows, uint32_t n_plain);
 void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backend_weight *table);
 void cuda_load(struct backend *b, struct backend_buffer *x, const float *host);

@@ -172,9 +172,10 @@ __device__ __forceinline__ void epilogue(const cuda_product &a, uint32_t matrix,
 }
 
 /* A tile's sums in shared memory: of n_rows of the product's token rows, from row0 on. */
-struct tile_sums {
-    const float *at;     /* [row][OUTS + 4] */
-    const float *scales; /* [row]: row_scale's; of a prompt's rows there are none */
+template <int OUTS> struct tile_sums {
+    static const int STRIDE = OUTS + 4; /* rows of a warp in different banks */
+    const float *at;                    /* [row][STRIDE] */
+    const float *scales;                /* [row]: row_scale's; of a prompt's rows there are none */
     uint32_t row0, n_rows;
 };
 
@@ -182,7 +183,7 @@ struct tile_sums {
  * outputs of AHEAD rows at a time. */
 template <int MATRICES, int OUTS, int THREADS, bool HALVES>
 __device__ __forceinline__ void sums_follow(const cuda_product &a, const tile_place &place,
-                                            const tile_sums &s)
+                                            const tile_sums<OUTS> &s)
 {
     const int AHEAD = 4, lanes = OUTS / MATRICES / 4, step = THREADS / lanes;
     const uint32_t of = threadIdx.x % lanes * 4, n = s.n_rows;
@@ -199,7 +200,7 @@ __device__ __forceinline__ void sums_follow(const cuda_product &a, const tile_pl
         for (int i = 0; i < AHEAD; i++) {
             const uint32_t at = min(t0 + i * step + threadIdx.x / lanes, n - 1);
             const uint32_t row = (HALVES ? a.first_row : 0) + s.row0 + at;
-            const float4 *v = (const float4 *)(s.at + at * (OUTS + 4) + of);
+            const float4 *v = (const float4 *)(s.at + at * s.STRIDE + of);
             epilogue<HALVES>(a, place.matrix, place.first + of, row, b[i], v[0],
                              v[MATRICES == 2 ? OUTS / 8 : 0]);
         }

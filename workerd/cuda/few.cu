@@ -265,6 +265,8 @@ static bool deep_fits(void)
 
 extern "C" cudaError_t cuda_few_prepare(bool *deep)
 {
-    *deep = deep_fits();
-    return products::all([=](auto v) { return allow_rows<v.pack, v.matrices>(*deep); });
+    const bool fits = deep_fits();
+    cudaError_t e = products::all([=](auto v) { return allow_rows<v.pack, v.matrices>(fits); });
+    if (!e) *deep = fits;
+    return e;
 }

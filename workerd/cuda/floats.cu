@@ -7,7 +7,11 @@
  */
 #include "workerd/cuda/epilogue.cuh"
 
-enum { THREADS = 256, ROWS = 4, FEW_ROWS = 64 };
+enum {
+    THREADS = 256,
+    ROWS = 4,
+    FEW_ROWS = 64, /* two tiles of few.cu, which share weights in the L2; half a tile of many.cu */
+};
 
 template <int PACK> __device__ __forceinline__ float weight_at(const void *row, uint32_t k)
 {

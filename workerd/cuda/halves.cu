@@ -41,11 +41,9 @@ template <int PACK, int G, int N> struct shape {
     /* Fragments of sixteen k that are made together, as many as there are registers for: making
      * them takes a warp longer alone than wgmma takes to multiply them. */
     static const int AT_ONCE = G == 4 ? 1 : 4;
-    static const int OUT_STRIDE =
-        OUTS + 4; /* struct tile_sums: rows of a warp in different banks */
     /* Shared memory: the slots, then their phases. */
     static const int PHASES = SLOTS * SLOT_BYTES, bytes = PHASES + 2 * SLOTS * 8;
-    static_assert(ROWS * OUT_STRIDE * 4 <= PHASES, "sums lie where pieces lay");
+    static_assert(ROWS * tile_sums<OUTS>::STRIDE * 4 <= PHASES, "sums lie where pieces lay");
 };
 
 #ifdef WARPGROUPS
@@ -241,13 +239,12 @@ template <int PACK, int G, int N>
 __device__ __forceinline__ void tile_write(float *out, int warp, int lane,
                                            const float acc[N / 8][4])
 {
-    const int out0 = warp * 16 + lane / 4;
+    const int stride = tile_sums<shape<PACK, G, N>::OUTS>::STRIDE, out0 = warp * 16 + lane / 4;
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            out[(n * 8 + lane % 4 * 2 + k % 2) * shape<PACK, G, N>::OUT_STRIDE + out0 + k / 2 * 8] =
-                acc[n][k];
+            out[(n * 8 + lane % 4 * 2 + k % 2) * stride + out0 + k / 2 * 8] = acc[n][k];
 }
 
 #endif
@@ -284,7 +281,7 @@ __global__ void __launch_bounds__(G *GROUP_THREADS + FEEDERS, G == 1 ? 2 : 1)
     float *out = (float *)r.at;
     tile_write<PACK, G, N>(out, warp, lane, acc);
     barrier_wait(BARRIER, shape::THREADS);
-    const tile_sums sums = {out, nullptr, row0, min(a.n_rows - row0, (uint32_t)N)};
+    const tile_sums<shape::OUTS> sums = {out, nullptr, row0, min(a.n_rows - row0, (uint32_t)N)};
     sums_follow<M, shape::OUTS, shape::THREADS, true>(a, place, sums);
 #endif
 }

@@ -81,7 +81,7 @@ void cuda_take(struct backend *b, struct backend_buffer *x, uint32_t slot)
     cuda_turn_add(b);
     if (b->shape.n_rows <= CUDA_ROWS_GRAPH) {
         b->now->ways->in = (const float *)at;
-        cuda_carry_add(b, x, false);
+        cuda_carry_add(b, &x->rows, false);
     } else {
         b->take_late = (struct cuda_copy){
             x->rows.f, at, (uint64_t)b->shape.n_rows * x->rows.width * sizeof(float)};
@@ -167,7 +167,7 @@ void cuda_give(struct backend *b, uint32_t slot, const struct backend_buffer *x)
     uint8_t *at = b->peer + b->peer_off + slot * b->peer_slot_bytes;
     if (b->shape.n_rows <= CUDA_ROWS_GRAPH) {
         b->now->ways->out = (float *)at;
-        cuda_carry_add(b, (struct backend_buffer *)x, true);
+        cuda_carry_add(b, &x->rows, true);
     } else {
         b->give_late =
             (struct cuda_copy){at, x->rows.f, (uint64_t)x->n_rows * x->rows.width * sizeof(float)};

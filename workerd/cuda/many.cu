@@ -21,8 +21,7 @@ enum {
     ROW_TILES = ROWS / CUDA_X_ROWS,
     SUMS = OUTS * ROWS / THREADS / 4, /* of a thread, in fours */
     TOTALS_BYTES = OUTS * ROWS * 4,
-    OUT_STRIDE = OUTS + 4, /* struct tile_sums: rows of a warp in different banks */
-    SLOTS = 6,             /* pieces: two are multiplied, two on their way, two just read */
+    SLOTS = 6, /* pieces: two are multiplied, two on their way, two just read */
 };
 
 template <int PACK> constexpr __host__ __device__ int slot_bytes()
@@ -203,7 +202,7 @@ __device__ __forceinline__ void tile_write(float *out, int warp, int lane, const
             for (int k = 0; k < 4; k++) {
                 int row = warp % 4 * 32 + n * 8 + lane % 4 * 2 + k % 2;
                 int o = warp / 4 * 32 + m * 16 + lane / 4 + k / 2 * 8;
-                out[row * OUT_STRIDE + o] = acc[m * 4 + n][k];
+                out[row * tile_sums<OUTS>::STRIDE + o] = acc[m * 4 + n][k];
             }
 }
 
@@ -222,7 +221,7 @@ template <int PACK, int M> __global__ void __launch_bounds__(THREADS, 1) many(co
     float *out = (float *)shared;
     tile_write(out, warp, lane, acc);
     __syncthreads();
-    const tile_sums sums = {out, scales, row0, min(a.n_rows - row0, (uint32_t)ROWS)};
+    const tile_sums<OUTS> sums = {out, scales, row0, min(a.n_rows - row0, (uint32_t)ROWS)};
     sums_follow<M, OUTS, THREADS, false>(a, place, sums);
 }
 

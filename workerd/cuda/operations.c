@@ -51,12 +51,12 @@ void cuda_embed(struct backend *b, struct backend_buffer *x, const struct backen
     cuda_written(x, b->shape.n_rows, b->shape.n_plain);
 }
 
-void cuda_carry_add(struct backend *b, struct backend_buffer *x, bool out)
+void cuda_carry_add(struct backend *b, const struct cuda_rows *x, bool out)
 {
     struct cuda_carry *a = &cuda_op_add(b, CUDA_OP_CARRY)->carry;
     a->ways = b->ways;
-    a->x = x->rows.f;
-    a->n_quads = b->shape.n_rows * x->rows.width / 4;
+    a->x = x->f;
+    a->n_quads = b->shape.n_rows * x->width / 4;
     a->out = out;
     a->dependent = dependent(b);
 }
