@@ -289,7 +289,7 @@ static void say_stage(struct plan *p, const struct config *c, uint32_t stage, co
             "%s: %llu bytes of weights, worker.memory_limit is %llu", device,
             (unsigned long long)weights, (unsigned long long)limit);
     else
-        say(p, what, true, "worker.device",
+        say(p, what, !g->fault.text[0], "worker.device",
             "%s: %llu bytes of weights%s; K/V has what they and a window's buffers leave%s", device,
             (unsigned long long)weights,
             strcmp(c->worker.layers, "free") == 0 ? " in an even split" : "",

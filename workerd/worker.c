@@ -60,7 +60,8 @@ struct worker {
     uint64_t taken_since; /* when the place was first found taken, or 0 */
 };
 
-__attribute__((format(printf, 2, 3))) static void status_set(struct worker *w, const char *format,
+/* Whether that is news. */
+__attribute__((format(printf, 2, 3))) static bool status_set(struct worker *w, const char *format,
                                                              ...)
 {
     char text[sizeof(w->status)];
@@ -68,9 +69,10 @@ __attribute__((format(printf, 2, 3))) static void status_set(struct worker *w, c
     va_start(ap, format);
     (void)vsnprintf(text, sizeof(text), format, ap);
     va_end(ap);
-    if (strcmp(text, w->status) == 0) return;
+    if (strcmp(text, w->status) == 0) return false;
     memcpy(w->status, text, sizeof(text));
     (void)sd_notifyf(0, "STATUS=%s", text);
+    return true;
 }
 
 /* ---- to poold ---- */
@@ -135,17 +137,24 @@ static void attach_send(struct worker *w)
     if (r < 0) w->attach_number = 0; /* the next beat tries again */
 }
 
+static void status_look(struct worker *w)
+{
+    if (!stage_facts(w->stage)) {
+        (void)status_set(w, "loading layers %u-%u: %d%%", w->first_layer,
+                         w->first_layer + w->n_layers - 1, stage_progress(w->stage));
+    } else if (!w->attached) {
+        bool news = status_set(w, "waiting for poold at %s", w->config->run.dir);
+        if (news && !w->ready) log_info("%s", w->status);
+    } else {
+        (void)status_set(w, w->lives.live ? "serving life %u" : "waiting for the other stages",
+                         w->lives.life);
+    }
+}
+
 static void on_beat(void *arg)
 {
     struct worker *w = arg;
-    if (!stage_facts(w->stage))
-        status_set(w, "loading layers %u-%u: %d%%", w->first_layer,
-                   w->first_layer + w->n_layers - 1, stage_progress(w->stage));
-    else if (!w->attached)
-        status_set(w, "waiting for poold at %s", w->config->run.dir);
-    else
-        status_set(w, w->lives.live ? "serving life %u" : "waiting for the other stages",
-                   w->lives.life);
+    status_look(w);
     lives_look(&w->lives);
     if (!w->connected) return;
     beat_send(w);

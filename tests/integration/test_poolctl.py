@@ -431,6 +431,8 @@ def test_doctor_finds_what_does_not_fit(tiny_model, what):
         assert done.returncode == REFUSED
         checks = {x["what"]: x for x in json.loads(done.stdout)["checks"]}
         assert not checks[what]["ok"] and checks[what]["knob"]
+        if not checks.get("GPU driver", {"ok": True})["ok"]:
+            assert not any(x["ok"] for w, x in checks.items() if w.startswith("GPU of stage"))
 
 
 # ---- metrics

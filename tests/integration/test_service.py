@@ -34,6 +34,8 @@ def test_order_of_start_does_not_matter(tiny_model):
         gateway = c.launch("gateway")
         c.start_worker(1, wait=False)
         c.start_worker(0, wait=False)
+        for w in c.workers:
+            eventually(lambda w=w: "waiting for poold at" in w.text(), "it says what it waits for")
         c.start_poold()
         c.wait_ready(gateway, *c.workers)
         gateway.stop()
