@@ -287,8 +287,8 @@ static int fit_arena(struct daemon *d, struct process *who, struct why *why,
     if (cuda && !holder && holder_may_come(d, f->stage)) return -EAGAIN;
     struct why other = {0};
     r = arena_begin(d, f, holder, &other, &fresh);
-    if (r ==
-        -EINVAL) { /* what an earlier poold left, or a worker handed back, is of another split */
+    /* What an earlier poold left, or a worker handed back, is of another split. */
+    if (r == -EINVAL) {
         r = pool_anew(d, who, other.text, why, ret_code);
         if (r == 0) r = arena_begin(d, f, NULL, why, &fresh);
     } else if (r < 0) {
