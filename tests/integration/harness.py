@@ -367,11 +367,16 @@ class Cistern:
     def begin(self, ask, *last):
         """What ask() returns, when the conversation that it opens is open and goes no further: these
         last stages, else this pipeline's, are stopped before."""
-        active = len(self.pool().rows(pool.ACTIVE))
+
+        def ages():
+            """One that was answered may still be closing, so their number says nothing."""
+            return {row["arrival"] for row in self.pool().rows(pool.ACTIVE)}
+
+        before = ages()
         for p in last or self.workers[-1:]:
             p.freeze()
         asked = ask()
-        eventually(lambda: len(self.pool().rows(pool.ACTIVE)) > active, "the conversation is open")
+        eventually(lambda: ages() - before, "the conversation is open")
         return asked
 
     @contextlib.contextmanager

@@ -63,7 +63,12 @@ class Demo:
         tasks = f"/proc/{self.popen.pid}/task/{self.popen.pid}/children"
         found = {}
         for pid in pathlib.Path(tasks).read_text().split():
-            argv = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            try:
+                argv = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it ended just now
+            if b"/" not in argv[0]:
+                continue  # a zombie has none
             name = argv[0].rsplit(b"/", 1)[1].decode()
             if b"--stage" in argv:
                 name += argv[argv.index(b"--stage") + 1].decode()
