@@ -242,7 +242,8 @@ static bool holder_may_come(const struct daemon *d, uint32_t stage)
     return false;
 }
 
-/* The arena of a stage has other layers, here or in what an earlier poold left: another split. */
+/* Then the arena of its stage, if there is one, has its layers: a pool of another split begins
+ * anew. */
 static int fit_layers(struct daemon *d, const struct process *who, struct why *why,
                       Cistern__Code *ret_code)
 {

@@ -56,7 +56,7 @@ struct daemon {
     int end_result;
     uint64_t retried; /* commits when the waiting operations were tried last */
     bool draining;    /* drain_timer runs */
-    uint64_t tick_us, started_us;
+    uint64_t tick_us;
     uint64_t awaits_us;  /* since when who was there before the restart may come back */
     char status[128];    /* what the supervisor was told last */
     bool adopted_judged; /* the deadline for coming back after a restart has passed */

@@ -241,14 +241,14 @@ int daemon_run(const struct config *config, struct why *why)
     int r = store_lock_dir(config->run.dir, "run.dir", why, &run_lock);
     if (r == 0 && strcmp(config->run.dir, config->pool.dir) != 0)
         r = store_lock_dir(config->pool.dir, "pool.dir", why, &pool_lock);
-    struct daemon d = {.config = config, .self = incarnation_new(), .started_us = now_us()};
-    d.tick_us = d.started_us;
+    uint64_t began = now_us();
+    struct daemon d = {.config = config, .self = incarnation_new(), .tick_us = began};
     if (r == 0) r = loop_new(&d.loop);
     if (r < 0) return r;
     r = begin(&d, why);
     if (r == 0 && d.pool) {
         segment_count(&d.pool->seg->h->counters.restarts, 1);
-        segment_count(&d.pool->seg->h->counters.restart_us, now_us() - d.started_us);
+        segment_count(&d.pool->seg->h->counters.restart_us, now_us() - began);
     }
     if (r == 0) {
         log_info("ready in %s", config->run.dir);

@@ -45,6 +45,16 @@ def answered(c, chats):
     return [answer for _, answer in results]
 
 
+def a_short_one_comes(c, long, short):
+    """While the long prompt is being read. Both answers."""
+    connections = [c.connect(), c.connect()]
+    c.begin(lambda: c.send(connections[0], long[0], **long[1]))
+    c.send(connections[1], short[0], **short[1])
+    eventually(lambda: c.metric("cistern_requests_in_flight") == 2, "the short one has come")
+    c.workers[1].thaw()
+    return [json.loads(x.getresponse().read()) for x in connections]
+
+
 def text(answer):
     return answer["choices"][0]["message"]["content"]
 
@@ -97,12 +107,7 @@ def test_a_long_prompt_lets_a_short_one_pass(tiny_model):
     chats = [(words(330, 1), fields), (words(3, 2), fields)]
     alone, solo = solo_rows(tiny_model, chats)
     with Cistern(tiny_model, settings=settings).start() as c:
-        long, short = c.connect(), c.connect()
-        c.begin(lambda: c.send(long, chats[0][0], **chats[0][1]))
-        c.send(short, chats[1][0], **chats[1][1])
-        eventually(lambda: c.metric("cistern_requests_in_flight") == 2, "the short one has come")
-        c.workers[1].thaw()
-        answers = [json.loads(x.getresponse().read()) for x in (long, short)]
+        answers = a_short_one_comes(c, *chats)
         # The trace has a request from its prompt's end on.
         requests = list(c.trace().values())
         assert [same_request(a, requests) for a in alone] == requests[::-1]
@@ -131,12 +136,7 @@ def test_who_let_one_pass_and_who_passed_waited_for_each_other(tiny_model):
     chats = [long, short]
     alone, solo = solo_rows(tiny_model, chats, **{"model.context": 1024})
     with Cistern(tiny_model, settings=settings).start() as c:
-        first, second = c.connect(), c.connect()
-        c.begin(lambda: c.send(first, long[0], **long[1]))
-        c.send(second, short[0], **short[1])
-        eventually(lambda: c.metric("cistern_requests_in_flight") == 2, "the short one has come")
-        c.workers[1].thaw()
-        answers = [json.loads(x.getresponse().read()) for x in (first, second)]
+        answers = a_short_one_comes(c, *chats)
         assert "gives way" in c.workers[0].text()
         assert [a["choices"][0]["finish_reason"] for a in answers] == ["length", "length"]
         assert [text(a) for a in answers] == [text(a) for a in solo]
