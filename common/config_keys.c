@@ -128,8 +128,8 @@ const struct config_key config_keys[] = {
     U64(gateway, out_bytes, 4096, 1 << 30, "1048576",
         "Unsent bytes of one stream before its reader counts as gone."),
     U32(gateway, resume_ms, 0, 3600000, "60000",
-        "Milliseconds that a request waits for a worker after its own died; its K/V is kept as long, "
-        "and a minute at least."),
+        "Milliseconds that a request waits for a worker after its own died; its K/V is kept as "
+        "long, and a minute at least."),
     TEXT(gateway, hosts, "",
          "Names besides localhost and gateway.listen that the Host header may bear, by commas; *: "
          "any."),
